@@ -1,0 +1,112 @@
+"""The command line: every command, and the one place where errors become exit codes.
+
+A traceback is shown only with PHI4MM_DEBUG=1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from phi4mm_export.cli import render
+from phi4mm_export.errors import ExitCode, Phi4mmError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    # command: (module in phi4mm_export.cli, one-line help)
+    "export": ("export", "Turn a checkpoint into a package that ONNX Runtime GenAI runs."),
+    "config": ("config", "Write the configuration files for graphs that already stand in a folder."),
+    "validate": ("validate", "Judge a package: contract, config, kernels, parity."),
+    "run": ("run", "Generate text from a prompt, images and audio with ONNX Runtime GenAI."),
+    "inspect": ("inspect", "Say what a checkpoint or a package is."),
+    "synth": ("synth", "Write a synthetic checkpoint in the real layout."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Loads a command's module when it is asked for, and turns every exception into a sentence and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        del ctx
+        if name not in COMMANDS:
+            return None
+        return _load(name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException):
+            raise
+        except Phi4mmError as err:
+            return _leave(err, err.exit_code)
+        except KeyboardInterrupt as err:
+            return _leave(err, ExitCode.INTERRUPTED)
+        except MemoryError as err:
+            return _leave(err, ExitCode.SYSTEM)
+        except OSError as err:
+            return _leave(err, ExitCode.SYSTEM)
+        except Exception as err:  # noqa: BLE001 - the only catch-all: what reaches it is our bug
+            return _leave(err, ExitCode.BUG)
+
+
+def _load(name: str) -> TyperCommand:
+    module = importlib.import_module(f"phi4mm_export.cli.{COMMANDS[name][0]}")
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, help=module.__doc__)(module.command)
+    command = typer.main.get_command(single)
+    if not isinstance(command, TyperCommand):
+        raise TypeError(f"phi4mm_export.cli.{name} does not define one command")
+    return command
+
+
+def _leave(err: BaseException, code: ExitCode) -> None:
+    if os.environ.get("PHI4MM_DEBUG") == "1":
+        raise err
+    render.error(err)
+    raise typer.Exit(int(code))
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    del signum, frame
+    raise KeyboardInterrupt
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Turn a Phi-4-multimodal checkpoint into a package that ONNX Runtime GenAI runs.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from phi4mm_export import __version__
+
+        render.text(__version__)
+        raise typer.Exit()
+
+
+def main() -> None:
+    """Entry point of the `phi4mm` script: SIGTERM is treated like Ctrl-C (exit 130)."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(app())
