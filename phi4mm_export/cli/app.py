@@ -11,7 +11,6 @@ import signal
 import sys
 from typing import Any
 
-import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
@@ -30,27 +29,30 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(TyperGroup):
-    """Loads a command's module when it is asked for, and turns every exception into a sentence and an exit code."""
+    """Loads a command's module when it is asked for, and turns every exception into a sentence and an exit code.
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    Contexts and formatters are `Any`: Typer carries its own copy of click and does not export their classes.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
         del ctx
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, name: str) -> TyperCommand | None:
         del ctx
         if name not in COMMANDS:
             return None
         return _load(name)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException):
+        except (typer.Exit, typer.Abort, typer.TyperException):
             raise
         except Phi4mmError as err:
             return _leave(err, err.exit_code)
