@@ -1,0 +1,111 @@
+"""The documentation cannot drift: commands parse, make targets exist, links resolve, Python blocks compile."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from phi4mm_export.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """(language, text) of every fenced block."""
+    yield from BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def lines_of(page: Path, program: str) -> Iterator[list[str]]:
+    """The words of every command line of one program, in fenced blocks and as `inline` code with arguments."""
+    text = page.read_text(encoding="utf-8")
+    fenced = [line for _, block in blocks(page) for line in block.replace("\\\n", " ").splitlines()]
+    inline = re.findall(rf"`({program} [^`\n]+)`", BLOCK.sub("", text))
+    for line in fenced + inline:
+        words = shlex.split(line.removeprefix("$ "), comments=True) if line.strip() else []
+        if words and words[0] == program:
+            yield words[1:]
+
+
+def complaint(words: list[str]) -> str:
+    """Why the command line does not parse, or an empty string. Paths need not exist; option values must be possible."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    root = typer.Context(group, info_name="phi4mm")
+    if words[0].startswith("-"):
+        return "" if words[0] in ("--help", "--version", "-h") else f"unknown option {words[0]}"
+    command = group.get_command(root, words[0])
+    if not isinstance(command, TyperCommand):
+        return f"unknown command {words[0]}"
+    context = typer.Context(command, parent=root, info_name=words[0])
+    try:
+        command.parse_args(context, list(words[1:]))
+    except typer.TyperException as err:
+        message = err.format_message()
+        return "" if "does not exist" in message else message
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_documented_command_line_is_one_the_program_accepts(page: Path) -> None:
+    wrong = {shlex.join(words): why for words in lines_of(page, "phi4mm") if (why := complaint(words))}
+
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_documented_make_target_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    asked = {word for words in lines_of(page, "make") for word in words if "=" not in word}
+
+    assert asked - targets == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a Markdown renderer gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_python_block_compiles(page: Path) -> None:
+    for language, block in blocks(page):
+        if language == "python":
+            compile(block, str(page), "exec")
+
+
+def test_every_page_of_docs_is_reachable_from_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+    missing = {page.name for page in ROOT.glob("docs/*.md")} - {"index.md"} - set(LINK.findall(index))
+
+    assert missing == set()
+
+
+def test_a_misspelt_option_a_wrong_value_and_a_spare_word_are_noticed() -> None:
+    assert "No such option" in complaint(["synth", "OUT", "--sise", "tiny"])
+    assert "huge" in complaint(["synth", "OUT", "--size", "huge"])
+    assert "unexpected words" in complaint(["synth", "OUT", "OTHER"])
+    assert complaint(["nothing"]) == "unknown command nothing"
