@@ -31,8 +31,8 @@ SPECIAL_TOKENS: dict[int, str] = {
 }
 # fmt: off
 MERGES = (
-    "Ġ t", "h e", "Ġt he", "i n", "e r", "o n", "Ġ a", "r e", "a t", "s t", "e n", "o r", "i s", "Ġ w", "i t", "o u", "Ġ s",
-    "a n", "in g", "Ġ i", "Ġ p", "Ġ c", "l l", "a l", "Ġ d", "h at", "W hat", "Ġ is", "Ġa n", "Ġan d",
+    "Ġ t", "h e", "Ġt he", "i n", "e r", "o n", "Ġ a", "r e", "a t", "s t", "e n", "o r", "i s", "Ġ w", "i t", "o u",
+    "Ġ s", "a n", "in g", "Ġ i", "Ġ p", "Ġ c", "l l", "a l", "Ġ d", "h at", "W hat", "Ġ is", "Ġa n", "Ġan d",
 )
 # fmt: on
 SPLIT_PATTERN = "|".join(

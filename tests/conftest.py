@@ -1,0 +1,47 @@
+"""Fixtures that several test folders use. What is expensive is built once per test run; nobody writes into it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from phi4mm_export.pipeline.synth import synth
+from phi4mm_export.spec.model import Layout
+
+BuildOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.fixture(scope="session")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> BuildOnce:
+    """`built_once(name, build)`: the folder that `build(folder)` creates, built by one worker and shared by all.
+
+    `build` must create its folder in one step (by a rename), as our commands do.
+    """
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def build_once(name: str, build: Callable[[Path], object]) -> Path:
+        folder = shared / "built" / name
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(folder.with_name(f"{name}.lock")):
+            if not folder.exists():
+                build(folder)
+        return folder
+
+    return build_once
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(built_once: BuildOnce) -> Path:
+    """The tiny synthetic checkpoint in Microsoft's layout; read-only."""
+    return built_once("tiny-original", lambda folder: synth(folder))
+
+
+@pytest.fixture(scope="session")
+def tiny_native(built_once: BuildOnce) -> Path:
+    """The same model in the layout of transformers, with adapter folders; read-only."""
+    return built_once("tiny-native", lambda folder: synth(folder, layout=Layout.NATIVE))
