@@ -61,6 +61,15 @@ def genai_version(genai: ModuleType) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def native_faults(onnxruntime: ModuleType) -> tuple[type[Exception], ...]:
+    """What onnxruntime's sessions raise: its status classes (no common base but Exception) and plain RuntimeErrors."""
+    state = onnxruntime.capi.onnxruntime_pybind11_state
+    names = ["Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoModel", "NoSuchFile", "NotImplemented"]
+    names += ["EPFail", "EngineError", "ModelLoaded", "RuntimeException"]
+    classes = [getattr(state, name) for name in names if hasattr(state, name)]
+    return (*classes, RuntimeError, ValueError)
+
+
 def first_line(err: BaseException) -> str:
     """The first line of a native library's message, without its trailing period."""
     return (str(err).strip().splitlines() or [type(err).__name__])[0].rstrip(".")

@@ -152,7 +152,7 @@ def open_package(path: Path | str) -> RunPackage:
         )
     _check_files(folder, model)
     decoder_file = str(_section(model, Component.DECODER.value)["filename"])
-    decoder = _load_graph(folder / decoder_file, decoder_file)
+    decoder = load_graph(folder / decoder_file, decoder_file)
     name = _section(_section(model, "decoder"), "inputs").get("input_ids", "input_ids")
     switch = rope_switch(decoder)
     notes = () if switch is not None else (f"no LongRoPE switch found in {decoder_file}: lengths are not watched",)
@@ -260,7 +260,8 @@ def _check_files(folder: Path, model: Mapping[str, Any]) -> None:
         )
 
 
-def _load_graph(path: Path, name: str) -> onnx.ModelProto:
+def load_graph(path: Path, name: str) -> onnx.ModelProto:
+    """The model in an .onnx file without its external data; PackageError, naming `name`, if it is none."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no stubs
 
