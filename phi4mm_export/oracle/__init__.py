@@ -1,0 +1,1 @@
+"""The PyTorch reference: the only folder that imports torch or transformers."""
