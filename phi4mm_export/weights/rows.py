@@ -1,0 +1,105 @@
+"""Where the rows of a parameter come from: stored, merged with an adapter, scaled, or computed.
+
+Rows are float32, which holds every stored type exactly. Reading is bounded by the rows asked for, and safe from
+any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from phi4mm_export.checkpoint.adapters import LoraPair
+from phi4mm_export.checkpoint.source import TensorSource
+from phi4mm_export.checkpoint.values import check_finite
+from phi4mm_export.weights.exact import F32, F64, exact_product
+
+
+class Rows(Protocol):
+    """A matrix [height, width] that is read in bands of rows."""
+
+    @property
+    def where(self) -> str:
+        """File and tensor, for messages."""
+
+    @property
+    def height(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of the checkpoint that reading everything takes."""
+
+    def read(self, start: int, stop: int) -> F32:
+        """Rows start .. stop-1, float32 [stop - start, width]. CheckpointError if a value is NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """A stored tensor, times `scale`; a tensor of more than two dimensions is read as [shape[0], the rest]."""
+
+    source: TensorSource
+    scale: float = 1.0
+
+    @property
+    def where(self) -> str:
+        return self.source.where
+
+    @property
+    def height(self) -> int:
+        return self.source.shape[0] if len(self.source.shape) > 1 else 1
+
+    @property
+    def width(self) -> int:
+        return self.source.row_size if len(self.source.shape) > 1 else self.source.shape[0]
+
+    @property
+    def nbytes_read(self) -> int:
+        return self.source.nbytes
+
+    def read(self, start: int, stop: int) -> F32:
+        if len(self.source.shape) > 1:
+            stored = self.source.rows(start, stop)
+        else:
+            stored = self.source.whole()[None]
+        check_finite(stored, self.source)
+        wide = stored.astype(np.float32)
+        return wide if self.scale == 1.0 else wide * np.float32(self.scale)
+
+
+@dataclass(frozen=True)
+class MergedRows:
+    """W + scale * B A, the product exact and the sum rounded once to float32."""
+
+    base: StoredRows
+    pair: LoraPair
+
+    @property
+    def where(self) -> str:
+        return self.base.where
+
+    @property
+    def height(self) -> int:
+        return self.base.height
+
+    @property
+    def width(self) -> int:
+        return self.base.width
+
+    @property
+    def nbytes_read(self) -> int:
+        return self.base.nbytes_read + self.pair.a.nbytes + self.pair.b.nbytes
+
+    @cached_property
+    def _a(self) -> F32:
+        return StoredRows(self.pair.a).read(0, self.pair.a.shape[0])
+
+    def read(self, start: int, stop: int) -> F32:
+        b = StoredRows(self.pair.b).read(start, stop)
+        delta: F64 = exact_product(b, self._a) * self.pair.scale
+        return (self.base.read(start, stop).astype(np.float64) + delta).astype(np.float32)
