@@ -68,8 +68,8 @@ def command(
     if verbose:
         render.note(
             f"{result.prompt_tokens:,} prompt tokens in {result.prompt_seconds:.2f} s, "
-            f"{result.new_tokens:,} new tokens at {result.tokens_per_second:.1f} tokens/s, loaded in {result.load_seconds:.2f} s, on {result.device}, "
-            f"finished by {result.finish_reason}"
+            f"{result.new_tokens:,} new tokens at {result.tokens_per_second:.1f} tokens/s, "
+            f"loaded in {result.load_seconds:.2f} s, on {result.device}, finished by {result.finish_reason}"
         )
         if result.restarts:
             render.note("started again with the whole sequence where it became longer than the short LongRoPE range")

@@ -48,6 +48,15 @@ class Clip:
         return self.num_samples / SAMPLE_RATE_HZ
 
 
+class _Source(io.BytesIO):
+    """The bytes of a clip. libsndfile seeks before the beginning of damaged files, and an exception inside its callback
+    would be printed instead of raised: such a seek ends at the beginning."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self.getbuffer().nbytes}[whence]
+        return super().seek(max(0, base + offset))
+
+
 def load_audio(path: Path) -> Clip:
     """Read and decode one file. Raises as `decode_audio` and `read_medium`."""
     return decode_audio(read_medium(path), str(path))
@@ -61,7 +70,7 @@ def decode_audio(data: bytes, name: str) -> Clip:
     """
     soundfile, soxr = _libraries()
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
+        with soundfile.SoundFile(_Source(data)) as file:
             source = f"{file.format} {file.subtype}, {file.samplerate} Hz, {file.channels} channels"
             _check_header(file, name)
             kept = _kept_pcm(file, name)
