@@ -54,7 +54,7 @@ def processor_values(preprocessor: Mapping[str, Any], *, where: str, time_reduct
     runtime's processors or the graphs cannot take.
     """
     defaults = ProcessorValues()
-    rate = _whole(preprocessor, "audio_compression_rate", where, least=1, absent=defaults.audio_compression_rate)
+    rate = _whole(preprocessor, "audio_compression_rate", where, least=1, absent=time_reduction)
     if rate != time_reduction:
         raise CheckpointError(
             f"found {rate}, the audio encoder of this model shortens by {time_reduction}",
