@@ -2,10 +2,10 @@
 
 The tables list names and dimensions in the order in which the original checkpoint stores them. Letters:
 
-    V vocabulary    H hidden size          F MLP width          QKV packed q, k, v rows   O attention output width
-    v SigLIP width  u SigLIP MLP width     v3, a2, l2, F2: that many times the letter
-    a audio width   l audio MLP width      c conv channels      k conv kernel             M relative positions (2 x distance)
-    h audio heads   m mel bins             e = c * m / time reduction
+    V vocabulary   H hidden size    F MLP width         QKV packed q, k, v rows   O attention output width
+    v SigLIP width                  u SigLIP MLP width  F2, v3, a2, l2: that many times the letter
+    a audio width  h audio heads    l audio MLP width   M relative positions (2 x distance)
+    c conv channels                 k conv kernel       m mel bins                e = c * m / time reduction
 """
 
 from __future__ import annotations

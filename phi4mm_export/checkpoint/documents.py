@@ -1,0 +1,95 @@
+"""JSON documents of a checkpoint, and what is checked of any file before it is opened."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from phi4mm_export.errors import CheckpointError, SystemLimitError, some
+from phi4mm_export.spec.json_fields import shown
+
+FETCH_AGAIN = "fetch the file again"
+MAX_DOCUMENT_NBYTES = 64 << 20
+"""An index of a hundred thousand tensors has about 10 MB."""
+POINTER_NBYTES = 1024
+"""A Git LFS pointer is shorter than this (its specification)."""
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def read_object(path: Path, label: str) -> dict[str, Any]:
+    """A JSON file whose top level is an object; a byte order mark is tolerated.
+
+    Raises CheckpointError naming the file (as `label`) if it is absent, no regular file, a Git LFS pointer, larger
+    than MAX_DOCUMENT_NBYTES, not UTF-8 JSON, or names a key twice.
+    """
+    check_regular_file(path, label)
+    try:
+        size = path.stat().st_size
+        if size > MAX_DOCUMENT_NBYTES:
+            raise CheckpointError(
+                f"the file has {size:,} bytes, at most {MAX_DOCUMENT_NBYTES:,} are allowed",
+                where=label,
+                fix=FETCH_AGAIN,
+            )
+        content = path.read_bytes()
+    except PermissionError as err:
+        raise SystemLimitError("the file may not be read", where=label, fix="give read permission") from err
+    except OSError as err:
+        raise CheckpointError(f"reading failed: {err.strerror or err}", where=label, fix=FETCH_AGAIN) from err
+    refuse_lfs_pointer(content[:POINTER_NBYTES], len(content), label)
+    try:
+        value = json.loads(content.decode("utf-8-sig"), object_pairs_hook=without_doubles)
+    except (ValueError, RecursionError) as err:
+        raise CheckpointError(f"the file is not valid JSON: {err}", where=label, fix=FETCH_AGAIN) from err
+    if not isinstance(value, dict):
+        raise CheckpointError(f"the file must hold an object, found {shown(value)}", where=label, fix=FETCH_AGAIN)
+    return value
+
+
+def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An `object_pairs_hook` that raises ValueError where an object names a key twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"it names {some(sorted(shown(k) for k, n in counts.items() if n > 1))} more than once")
+    return found
+
+
+def check_regular_file(path: Path, label: str) -> None:
+    """Raise unless `path` is a readable regular file or a link to one; never opens a pipe or a device."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as err:
+        what = "the link points to a file that is not there" if path.is_symlink() else "the file is not there"
+        raise CheckpointError(what, where=label, fix=FETCH_AGAIN) from err
+    except PermissionError as err:
+        raise SystemLimitError("the file may not be read", where=label, fix="give read permission") from err
+    except OSError as err:
+        raise CheckpointError(f"the file cannot be opened: {err.strerror}", where=label, fix=FETCH_AGAIN) from err
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
+        raise CheckpointError(f"expected a regular file, found {kind}", where=label, fix=f"remove it and {FETCH_AGAIN}")
+
+
+def lfs_size(head: bytes) -> int | None:
+    """The size a Git LFS pointer stands for (0 when it states none); None if `head` is no pointer."""
+    if not head.startswith(_LFS_POINTER):
+        return None
+    match = re.search(rb"^size (\d{1,18})\s*$", head[:POINTER_NBYTES], re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
+def refuse_lfs_pointer(head: bytes, size: int, label: str) -> None:
+    """Raise CheckpointError if the file's first bytes are a Git LFS pointer."""
+    stands_for = lfs_size(head)
+    if stands_for is not None:
+        raise CheckpointError(
+            f"the file is a Git LFS pointer of {size:,} bytes standing for {stands_for:,} bytes, not the file itself",
+            where=label,
+            fix="run `git lfs pull` in the checkpoint, or download the real file",
+        )
