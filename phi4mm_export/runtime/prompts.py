@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from phi4mm_export.errors import UsageError, some
+from phi4mm_export.spec.tokens import END_OF_TURN, PLACEHOLDERS
 
-ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", END_OF_TURN)
 """A prompt that contains one of these is already in chat format."""
-PLACEHOLDERS = ("<|endoftext10|>", "<|endoftext11|>")
-"""What og puts in place of the markers, once per feature row; never valid in a prompt."""
 _MARKER = re.compile(r"<\|(image|audio)_(\d+)\|>")
 
 ChatTemplate = Callable[[str], str]

@@ -47,6 +47,15 @@ class DecoderCache:
     length: int
 
 
+@dataclass
+class SharedCache:
+    """og's form with `past_present_share_buffer`: each tensor is input and output of the decoder at once, keys and
+    values with `max_length` rows from the start. A call writes into it. `buffers`: onnxruntime values by input name."""
+
+    buffers: Mapping[str, Any]
+    length: int = 0
+
+
 class FourGraphs:
     """Sessions over a package's graphs. Floats are cast to what each graph declares; results come as it gives them."""
 
@@ -137,23 +146,48 @@ class FourGraphs:
         `input_ids` [B, S] feed a gated decoder; `role` activates that adapter file of a decoder with adapter inputs.
         Returns logits [B, S or 1, V] and the cache for the next call.
         """
-        declared = self._inputs[Component.DECODER]
-        batch, new = inputs_embeds.shape[:2]
-        past = 0 if cache is None else cache.length
-        feeds: dict[str, Array] = {
-            self._name("inputs_embeds"): inputs_embeds,
-            self._name("attention_mask"): attention_mask,
-            self._name("position_ids"): np.tile(np.arange(past, past + new), (batch, 1)),
-        }
-        if input_ids is not None:
-            feeds[self._name("input_ids")] = input_ids
-        elif self.package.gated:
-            raise ValueError("a gated decoder chooses its adapter from input_ids: pass them")
-        carried = self._carried()
-        feeds |= cache.tensors if cache is not None else {name: _empty_past(declared[name], batch) for name in carried}
+        declared, carried = self._inputs[Component.DECODER], self._carried()
+        feeds = self._decoder_feeds(inputs_embeds, attention_mask, 0 if cache is None else cache.length, input_ids)
+        if cache is None:
+            feeds |= {name: _zeros(declared[name], inputs_embeds.shape[0], 0) for name in carried}
+        else:
+            feeds |= cache.tensors
         wanted = [self._name("logits"), *carried.values()]
         results = self._run(Component.DECODER, feeds, wanted, self._run_options(role))
-        return results[0], DecoderCache(dict(zip(carried, results[1:], strict=True)), past + new)
+        length = inputs_embeds.shape[1] + (0 if cache is None else cache.length)
+        return results[0], DecoderCache(dict(zip(carried, results[1:], strict=True)), length)
+
+    def shared_cache(self, max_length: int, *, batch: int = 1) -> SharedCache:
+        """An empty cache for `decoder_shared`, with room for `max_length` tokens."""
+        declared = self._inputs[Component.DECODER]
+        zeros = {name: _zeros(declared[name], batch, max_length) for name in self._carried()}
+        return SharedCache({name: self._ort.OrtValue.ortvalue_from_numpy(value) for name, value in zeros.items()})
+
+    def decoder_shared(
+        self,
+        inputs_embeds: Array,
+        attention_mask: Array,
+        cache: SharedCache,
+        *,
+        input_ids: Array | None = None,
+        role: Role | None = None,
+    ) -> Array:
+        """Like `decoder`, with one buffer for past and present; writes into `cache` and returns the logits."""
+        session = self._sessions[Component.DECODER]
+        feeds = self._decoder_feeds(inputs_embeds, attention_mask, cache.length, input_ids)
+        binding = session.io_binding()
+        for name, value in self._cast(Component.DECODER, feeds).items():
+            binding.bind_cpu_input(name, value)
+        for past, present in self._carried().items():
+            binding.bind_ortvalue_input(past, cache.buffers[past])
+            binding.bind_ortvalue_output(present, cache.buffers[past])
+        binding.bind_output(self._name("logits"))
+        try:
+            session.run_with_iobinding(binding, self._run_options(role))
+        except self._faults as err:
+            raise self._refused(str(self.package.section(Component.DECODER)["filename"]), err) from err
+        cache.length += inputs_embeds.shape[1]
+        return np.asarray(binding.get_outputs()[-1].numpy())  # in the order of binding
 
     # ------------------------------------------------------------------ a whole request
 
@@ -171,31 +205,40 @@ class FourGraphs:
         return image, audio
 
     def greedy(
-        self, arrays: Mapping[str, Array], max_new_tokens: int, *, stop_ids: Sequence[int] = (), restart: bool = True
+        self,
+        arrays: Mapping[str, Array],
+        max_new_tokens: int,
+        *,
+        stop_ids: Sequence[int] = (),
+        restart: bool = True,
+        share_cache: bool = False,
     ) -> list[int]:
         """The greedy tokens that follow a processed request (batch 1), an end token included.
 
         With `restart`, keys cached with the short LongRoPE factors are dropped when the length crosses the switch, and
-        the whole sequence is run again, as the original does.
+        the whole sequence is run again, as the original does. `share_cache`: one buffer for past and present.
         """
-        image, audio = self.features(arrays)
+        features = self.features(arrays)
         ids = [int(i) for i in np.asarray(arrays["input_ids"]).reshape(-1)]
-        role = role_of(ids)
-        cache: DecoderCache | None = None
-        tokens: list[int] = []
+        role, end = role_of(ids), len(ids) + max_new_tokens
         switch = self.package.rope_switch if restart else None
-        while len(tokens) < max_new_tokens:
+        tokens: list[int] = []
+        cache: DecoderCache | SharedCache | None = None
+        while len(ids) < end:
             if cache is not None and switch is not None and cache.length <= switch < len(ids):
                 cache = None
-            done = 0 if cache is None else cache.length
-            step = np.asarray([ids[done:]], np.int64)
-            embeds = self.embedding(step, *((image, audio) if cache is None else (None, None)))
+            step = np.asarray([ids[0 if cache is None else cache.length :]], np.int64)
+            embeds = self.embedding(step, *(features if cache is None else (None, None)))
             mask = np.ones((1, len(ids)), np.int64)
-            logits, cache = self.decoder(embeds, mask, cache, input_ids=step, role=role)
-            token = int(np.argmax(logits[0, -1].astype(np.float32)))
-            tokens.append(token)
-            ids.append(token)
-            if token in stop_ids:
+            if share_cache:
+                cache = cache if isinstance(cache, SharedCache) else self.shared_cache(end)
+                logits = self.decoder_shared(embeds, mask, cache, input_ids=step, role=role)
+            else:
+                grown = cache if isinstance(cache, DecoderCache) else None
+                logits, cache = self.decoder(embeds, mask, grown, input_ids=step, role=role)
+            tokens.append(int(np.argmax(logits[0, -1].astype(np.float32))))
+            ids.append(tokens[-1])
+            if tokens[-1] in stop_ids:
                 break
         return tokens
 
@@ -210,6 +253,19 @@ class FourGraphs:
     def _refused(self, name: str, err: Exception) -> PackageError:
         message = first_line(err).replace(str(self.package.path), "")
         return PackageError(f"onnxruntime refuses the graph: {message}", where=name, fix="run: phi4mm validate")
+
+    def _decoder_feeds(
+        self, inputs_embeds: Array, attention_mask: Array, past: int, input_ids: Array | None
+    ) -> dict[str, Array]:
+        if input_ids is None and self.package.gated:
+            raise ValueError("a gated decoder chooses its adapter from input_ids: pass them")
+        batch, new = inputs_embeds.shape[:2]
+        feeds: dict[str, Array] = {
+            self._name("inputs_embeds"): inputs_embeds,
+            self._name("attention_mask"): attention_mask,
+            self._name("position_ids"): np.tile(np.arange(past, past + new), (batch, 1)),
+        }
+        return feeds if input_ids is None else feeds | {self._name("input_ids"): input_ids}
 
     def _name(self, key: str) -> str:
         return self.package.tensor_name(Component.DECODER, key)
@@ -238,15 +294,20 @@ class FourGraphs:
         file = self.package.graph(component)
         if session is None or file is None:
             raise PackageError(f"expected a {component} graph, found none", where="genai_config.json")
-        declared = self._inputs[component]
-        cast = {
-            name: np.ascontiguousarray(value, _element_type(declared[name])) for name, value in feeds.items()
-            if name in declared
-        }  # fmt: skip
+        cast = self._cast(component, feeds)
         try:
             return [np.asarray(value) for value in session.run(outputs, cast, run_options)]
         except Exception as err:
             raise self._refused(file.name, err) from err
+
+    def _cast(self, component: Component, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The feeds that the graph declares, in its element types."""
+        declared = self._inputs[component]
+        return {
+            name: np.ascontiguousarray(value, ELEMENT_TYPES[declared[name].type])
+            for name, value in feeds.items()
+            if name in declared
+        }
 
     def _run_options(self, role: Role | None) -> Any:
         if role is None or role not in self.package.adapters:
@@ -268,11 +329,7 @@ def role_of(input_ids: Iterable[int]) -> Role | None:
     return Role.SPEECH if AUDIO_TOKEN_ID in ids else None
 
 
-def _element_type(value: Any) -> Any:
-    return ELEMENT_TYPES[value.type]
-
-
-def _empty_past(value: Any, batch: int) -> Array:
-    """Zeros for the first call: no past positions for keys and values, a full state for the others."""
-    dims = [batch if axis == 0 else dim if isinstance(dim, int) else 0 for axis, dim in enumerate(value.shape)]
-    return np.zeros(dims, _element_type(value))
+def _zeros(value: Any, batch: int, length: int) -> Array:
+    """A cache input before the first call: `length` positions of keys and values, or a whole state."""
+    dims = [batch if axis == 0 else dim if isinstance(dim, int) else length for axis, dim in enumerate(value.shape)]
+    return np.zeros(dims, ELEMENT_TYPES[value.type])
