@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from phi4mm_export.checkpoint.synth_configs import json_text, side_files
@@ -31,12 +30,6 @@ from phi4mm_export.spec.model import Layout
 
 HEADER_ALIGNMENT = 8
 """safetensors: the header is padded with spaces, so that the numbers start at a multiple of 8."""
-SAFETENSORS_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-NUMPY_TYPES = {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype("<f2"),
-    "float32": np.dtype("<f4"),
-}
 TAG_PREFIX = "phi4mm-oracle"
 """First part of every tensor's tag; a tag names a stream of random numbers, so changing it changes all checkpoints."""
 
@@ -85,12 +78,12 @@ def write_checkpoint(plan: SynthPlan, folder: Path, on_bytes: OnBytes) -> tuple[
 
 def write_safetensors(path: Path, tensors: tuple[StoredTensor, ...], seed: int, on_bytes: OnBytes) -> None:
     """Write one file. Memory does not grow with the size of the tensors (one block and one table of numbers)."""
-    ordered = sorted(tensors, key=lambda tensor: (-NUMPY_TYPES[tensor.dtype].itemsize, tensor.name))
+    ordered = sorted(tensors, key=lambda tensor: (-tensor.dtype.nbytes, tensor.name))
     with path.open("wb") as out:
         out.write(safetensors_header(ordered))
         for tensor in ordered:
             tag = f"{TAG_PREFIX}/{seed}/{tensor.plan.name}"
-            for block in blocks(tag, tensor.plan.shape, tensor.plan.numbers, NUMPY_TYPES[tensor.dtype]):
+            for block in blocks(tag, tensor.plan.shape, tensor.plan.numbers, tensor.dtype.numpy):
                 out.write(block.view(np.uint8).data)
                 on_bytes(block.nbytes)
 
@@ -106,7 +99,7 @@ def safetensors_header(tensors: list[StoredTensor]) -> bytes:
     for tensor in tensors:
         stop = start + tensor.nbytes
         header[tensor.name] = {
-            "dtype": SAFETENSORS_NAMES[tensor.dtype],
+            "dtype": tensor.dtype,
             "shape": list(tensor.plan.shape),
             "data_offsets": [start, stop],
         }

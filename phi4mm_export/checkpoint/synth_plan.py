@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from phi4mm_export.checkpoint.source import DType
 from phi4mm_export.checkpoint.synth_settings import SynthSettings, WeightStyle, model_config
 from phi4mm_export.checkpoint.synth_values import Numbers
 from phi4mm_export.spec.inventory import stored_inventory
@@ -23,7 +24,7 @@ LORA_B_GAIN = 0.6
 """Size of an adapter's contribution relative to that of its base projection, its scale included."""
 LOGIT_SIZE = 4.8
 """Root mean square of the logits: the largest of 200,064 then leads by about 1."""
-STORED_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+STORED_TYPES = {"bfloat16": DType.BF16, "float16": DType.F16, "float32": DType.F32}
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,15 @@ class PlannedTensor:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A planned tensor as a file spells it. `dtype` is a numpy name: bfloat16, float16 or float32."""
+    """A planned tensor as a file spells it."""
 
     name: str
-    dtype: str
+    dtype: DType
     plan: PlannedTensor
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.plan.shape) * STORED_BYTES[self.dtype]
+        return math.prod(self.plan.shape) * self.dtype.nbytes
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def _shards(tensors: tuple[StoredTensor, ...], count: int) -> Iterator[PlannedFi
 
 def _stored(row: PlannedTensor, settings: SynthSettings, layout: Layout) -> StoredTensor:
     kept_wide = settings.fp32_pattern and settings.fp32_pattern in row.name
-    dtype = "float32" if kept_wide else settings.dtype
+    dtype = DType.F32 if kept_wide else STORED_TYPES[settings.dtype]
     if layout is Layout.ORIGINAL:
         return StoredTensor(row.name, dtype, row)
     prefix = settings.adapter_prefix if row.adapter is not None else ""

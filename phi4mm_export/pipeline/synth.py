@@ -11,10 +11,12 @@ from pathlib import Path
 from phi4mm_export.checkpoint.synth import plan_checkpoint, write_checkpoint
 from phi4mm_export.checkpoint.synth_settings import Size, SynthSettings, WeightStyle, settings_of
 from phi4mm_export.errors import SystemLimitError, UsageError
+from phi4mm_export.package.publish import staged
 from phi4mm_export.spec.model import Layout
 
 SIDE_BYTES = 16 * 2**20
 """Room kept for headers and the tokenizer beside the tensors."""
+MARKER = "config.json"
 MODEL_TYPES = ("phi4mm", "phi4_multimodal")
 DEFAULT_SEED = 1
 
@@ -50,16 +52,13 @@ def synth(
 
     `settings` are key=value texts that change the defaults of `size`. `progress` is called with the bytes of tensors
     written and to be written. Raises UsageError for settings that cannot be, and for an `out` that exists (with
-    `overwrite`: that is no checkpoint); SystemLimitError when the disk has no room. After an error nothing is left.
+    `overwrite`: that is no checkpoint); SystemLimitError when the disk has no room, or `out` has no parent folder.
+    After an error nothing is left.
     """
     chosen = settings_of(size, settings)
     plan = plan_checkpoint(chosen, layout=layout, seed=seed, weights=weights)
-    _check_target(out, overwrite)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _check_room(out.parent, plan.nbytes + SIDE_BYTES)
-    staging = out.with_name(f".{out.name}.staging")
-    _remove(staging)
-    staging.mkdir()
+    if overwrite:
+        _check_replaceable(out)
     done = 0
 
     def count(nbytes: int) -> None:
@@ -68,36 +67,26 @@ def synth(
         if progress is not None:
             progress(done, plan.nbytes)
 
-    try:
-        files = write_checkpoint(plan, staging, count)
-        nbytes = sum((staging / name).stat().st_size for name in files)
-        _replace(out, staging)
-    except BaseException:
-        _remove(staging)
-        raise
+    with staged(out, overwrite=overwrite, markers=(MARKER,)) as folder:
+        _check_room(folder, plan.nbytes + SIDE_BYTES)
+        files = write_checkpoint(plan, folder, count)
+        nbytes = sum((folder / name).stat().st_size for name in files)
     return SynthReport(out, size, layout, seed, weights, chosen, files, plan.num_tensors, plan.nbytes, nbytes)
 
 
-def _check_target(out: Path, overwrite: bool) -> None:
-    if not out.exists() and not out.is_symlink():
-        return
-    if not overwrite:
+def _check_replaceable(out: Path) -> None:
+    """A folder that holds a config.json of some other model is not ours to delete; `staged` refuses the rest."""
+    if (out / MARKER).is_file() and not _is_checkpoint(out):
         raise UsageError(
-            "expected a folder that does not exist yet, found one that does",
+            f"expected a Phi-4-multimodal checkpoint to replace, found another model's {MARKER}",
             where=str(out),
-            fix="choose another name, or pass --overwrite to replace a checkpoint",
-        )
-    if out.is_symlink() or not out.is_dir() or not (_is_checkpoint(out) or not any(out.iterdir())):
-        raise UsageError(
-            "expected a checkpoint or an empty folder to overwrite, found something else, which is not deleted",
-            where=str(out),
-            fix="choose another name",
+            fix="remove it yourself, or choose another name",
         )
 
 
 def _is_checkpoint(folder: Path) -> bool:
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and config.get("model_type") in MODEL_TYPES
@@ -111,20 +100,3 @@ def _check_room(folder: Path, needed: int) -> None:
             where=str(folder),
             fix="free some, choose another disk, or a smaller --size",
         )
-
-
-def _replace(out: Path, staging: Path) -> None:
-    """Put the finished folder in place; an old one steps aside first and is removed last."""
-    if not out.exists():
-        staging.rename(out)
-        return
-    previous = out.with_name(f".{out.name}.previous")
-    _remove(previous)
-    out.rename(previous)
-    staging.rename(out)
-    _remove(previous)
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
