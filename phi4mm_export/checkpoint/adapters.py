@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from phi4mm_export.checkpoint.documents import counted
 from phi4mm_export.checkpoint.source import TensorSource
 from phi4mm_export.errors import CheckpointError, some
 from phi4mm_export.spec.json_fields import Fields, shown
@@ -178,7 +179,7 @@ def _refuse_half_pairs(halves: Mapping[str, Mapping[str, TensorSource]], role: R
         first = next(iter(next(iter(alone.values())).values()))
         lost = [f"{module}.lora_{'B' if 'A' in pair else 'A'}" for module, pair in alone.items()]
         raise CheckpointError(
-            f"{len(alone):,} modules of the {role} adapter have one matrix of two; missing: {some(lost)}",
+            f"{counted(len(alone), 'module')} of the {role} adapter with one matrix of two; missing: {some(lost)}",
             where=first.where,
             fix="fetch the adapter again, or save it whole",
         )

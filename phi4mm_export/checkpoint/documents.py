@@ -32,7 +32,7 @@ def read_object(path: Path, label: str) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_DOCUMENT_NBYTES:
             raise CheckpointError(
-                f"the file has {size:,} bytes, at most {MAX_DOCUMENT_NBYTES:,} are allowed",
+                f"the file has {size} bytes, at most {MAX_DOCUMENT_NBYTES} are allowed",
                 where=label,
                 fix=FETCH_AGAIN,
             )
@@ -49,6 +49,11 @@ def read_object(path: Path, label: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"the file must hold an object, found {shown(value)}", where=label, fix=FETCH_AGAIN)
     return value
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: "1 tensor", "12 tensors"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -89,7 +94,7 @@ def refuse_lfs_pointer(head: bytes, size: int, label: str) -> None:
     stands_for = lfs_size(head)
     if stands_for is not None:
         raise CheckpointError(
-            f"the file is a Git LFS pointer of {size:,} bytes standing for {stands_for:,} bytes, not the file itself",
+            f"the file is a Git LFS pointer of {size} bytes standing for {stands_for} bytes, not the file itself",
             where=label,
             fix="run `git lfs pull` in the checkpoint, or download the real file",
         )

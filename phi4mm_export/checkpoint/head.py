@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from phi4mm_export.checkpoint.documents import counted
 from phi4mm_export.checkpoint.source import TensorSource
 from phi4mm_export.checkpoint.values import largest_difference
 from phi4mm_export.errors import CheckpointError
@@ -52,8 +53,8 @@ def _refuse_drifted(stored: TensorSource, table: TensorSource) -> None:
     count, largest = largest_difference(stored, table)
     if count:
         raise CheckpointError(
-            f"{TIE_KEY} is true, but {OUTPUT_HEAD} differs from {EMBEDDING_TABLE} in {count:,} values, by up to "
-            f"{largest:.4g}",
+            f"{TIE_KEY} is true, but {OUTPUT_HEAD} differs from {EMBEDDING_TABLE} in "
+            f"{counted(count, 'value')}, by up to {largest:.4g}",
             where=f"{stored.where} against {CONFIG_FILE}: {TIE_KEY}",
             fix="choose: --head stored uses the stored head, --head tied the embedding table",
         )

@@ -91,14 +91,14 @@ def _parse(head: bytes, file: Any, size: int, label: str) -> tuple[dict[str, Any
         text = head[:LENGTH_NBYTES].decode("ascii", "replace")
         looks = f"; it starts with {shown(text)}, so it may be a text or web page" if text.isprintable() else ""
         raise CheckpointError(
-            f"not a safetensors file: it states a header of {length:,} bytes, at most {MAX_HEADER_NBYTES:,} are allowed"
+            f"not a safetensors file: it states a header of {length} bytes, at most {MAX_HEADER_NBYTES} are allowed"
             + looks,
             where=label,
             fix=FETCH_AGAIN,
         )
     if LENGTH_NBYTES + length > size:
         raise CheckpointError(
-            f"the file is cut short: the header alone ends at byte {LENGTH_NBYTES + length:,}, found {size:,} bytes",
+            f"the file is cut short: the header alone ends at byte {LENGTH_NBYTES + length}, found {size} bytes",
             where=label,
             fix=FETCH_AGAIN,
         )
@@ -151,8 +151,7 @@ def _judge(name: str, entry: Any, start: int, label: str) -> StoredTensor | _Buf
         raise refuse(f"the tensor is empty: shape {shape}", "save the checkpoint anew without partitioned parameters")
     if math.prod(shape) * DType(dtype).nbytes != nbytes:
         raise refuse(
-            f"shape {shape} of {dtype} needs {math.prod(shape) * DType(dtype).nbytes:,} bytes, "
-            f"data_offsets give {nbytes:,}"
+            f"shape {shape} of {dtype} needs {math.prod(shape) * DType(dtype).nbytes} bytes, data_offsets give {nbytes}"
         )
     return StoredTensor(name, DType(dtype), tuple(shape), start + offsets[0])
 
@@ -169,7 +168,7 @@ def _check_extent(tensors: list[StoredTensor | _Buffer], start: int, size: int, 
         if tensor.offset != end:
             kind = "overlaps the tensor before it" if tensor.offset < end else "leaves a gap before it"
             raise CheckpointError(
-                f"{tensor.name} {kind}: expected at byte {end:,}, found at {tensor.offset:,}",
+                f"{tensor.name} {kind}: expected at byte {end}, found at {tensor.offset}",
                 where=f"{label}: {tensor.name}",
                 fix=FETCH_AGAIN,
             )
@@ -177,7 +176,7 @@ def _check_extent(tensors: list[StoredTensor | _Buffer], start: int, size: int, 
     if end != size:
         kind = "is cut short" if size < end else "has bytes after the last tensor"
         raise CheckpointError(
-            f"the file {kind}: expected {end:,} bytes, found {size:,}",
+            f"the file {kind}: expected {end} bytes, found {size}",
             where=f"{label}: {tensors[-1].name}",
             fix=FETCH_AGAIN,
         )

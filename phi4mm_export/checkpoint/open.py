@@ -12,7 +12,7 @@ from typing import Any
 
 from phi4mm_export.checkpoint.adapter_folder import open_adapter_folder
 from phi4mm_export.checkpoint.adapters import ADAPTER_CONFIG, Adapter, pair_up, parse_settings
-from phi4mm_export.checkpoint.documents import read_object
+from phi4mm_export.checkpoint.documents import counted, read_object
 from phi4mm_export.checkpoint.head import HeadChoice, settle_head
 from phi4mm_export.checkpoint.shards import INDEX_FILE, read_shards
 from phi4mm_export.checkpoint.source import ShardFile, TensorSource
@@ -249,8 +249,8 @@ def _by_role(stored: list[TensorSource]) -> dict[Role, list[TensorSource]]:
             by_role.setdefault(role, []).append(source)
     if strangers:
         raise CheckpointError(
-            f"{len(strangers):,} adapter tensors are not the A or B matrix of a vision or speech adapter: "
-            + some(sorted(s.stored_name for s in strangers)),
+            f"{counted(len(strangers), 'adapter tensor')} other than the A and B matrices of a vision or speech "
+            "adapter: " + some(sorted(s.stored_name for s in strangers)),
             where=strangers[0].where,
             fix="merge the adapter, or save it as a PEFT folder and pass it as --adapter-path vision=DIR or speech=DIR",
         )
@@ -265,9 +265,9 @@ def _check_inventory(config: ModelConfig, tensors: Mapping[str, TensorSource]) -
     if missing or unknown:
         parts = []
         if missing:
-            parts.append(f"{len(missing):,} tensors are missing: {some(missing)}")
+            parts.append(f"{counted(len(missing), 'tensor')} missing: {some(missing)}")
         if unknown:
-            parts.append(f"{len(unknown):,} tensors are unknown: {some(tensors[n].stored_name for n in unknown)}")
+            parts.append(f"{counted(len(unknown), 'unknown tensor')}: {some(tensors[n].stored_name for n in unknown)}")
         raise CheckpointError(
             "; ".join(parts),
             where=tensors[unknown[0]].where if unknown else f"{CONFIG_FILE} against the shards",
@@ -277,7 +277,7 @@ def _check_inventory(config: ModelConfig, tensors: Mapping[str, TensorSource]) -
     if misshapen:
         first = tensors[misshapen[0]]
         raise CheckpointError(
-            f"{len(misshapen):,} tensors have another shape than {CONFIG_FILE} says: {some(misshapen)}; "
+            f"{counted(len(misshapen), 'tensor')} of another shape than {CONFIG_FILE} says: {some(misshapen)}; "
             f"{first.stored_name} is {list(first.shape)}, expected {list(wanted[first.name])}",
             where=first.where,
             fix=f"use {CONFIG_FILE} and shards of one save",

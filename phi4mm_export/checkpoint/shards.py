@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from phi4mm_export.checkpoint.documents import read_object
+from phi4mm_export.checkpoint.documents import counted, read_object
 from phi4mm_export.checkpoint.header import StoredTensor, read_header
 from phi4mm_export.errors import CheckpointError, SystemLimitError, some
 from phi4mm_export.spec.json_fields import shown
@@ -54,7 +54,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     outside = sorted({shown(f) for f in entries.values() if not _stays_inside(f)})
     if outside:
         raise CheckpointError(
-            f"{len(outside)} file names do not stay inside the checkpoint's folder: {some(outside)}",
+            f"expected names of safetensors files inside the checkpoint's folder, found {some(outside)}",
             where=place,
             fix="fetch the index again from a source you trust",
         )
@@ -75,9 +75,8 @@ def _read_indexed(folder: Path, weight_map: dict[str, str]) -> Shards:
     if missing:
         lost = sum(counts[file] for file in missing)
         raise CheckpointError(
-            f"{len(missing)} of {len(counts)} files that {INDEX_FILE} names are missing, with {lost:,} tensors: "
-            + some(missing)
-            + _unfinished_downloads(folder),
+            f"missing {len(missing)} of the {counted(len(counts), 'file')} that {INDEX_FILE} names, "
+            f"with {counted(lost, 'tensor')}: {some(missing)}" + _unfinished_downloads(folder),
             where=missing[0],
             fix="fetch the missing files, or finish the download",
         )
@@ -85,14 +84,15 @@ def _read_indexed(folder: Path, weight_map: dict[str, str]) -> Shards:
     absent = sorted(name for name, file in weight_map.items() if name not in found[file])
     if absent:
         raise CheckpointError(
-            f"{INDEX_FILE} lists {len(absent):,} tensors that their file does not hold: {some(absent)}",
+            f"{INDEX_FILE} lists {counted(len(absent), 'tensor')} absent from the file it names: {some(absent)}",
             where=f"{weight_map[absent[0]]}: {absent[0]}",
             fix="fetch index and shards again, from one save",
         )
     unlisted = sorted((name, file) for file, names in found.items() for name in names if name not in weight_map)
     if unlisted:
         raise CheckpointError(
-            f"{len(unlisted):,} stored tensors are not listed in {INDEX_FILE}: {some(name for name, _ in unlisted)}",
+            f"{counted(len(unlisted), 'stored tensor')} not listed in {INDEX_FILE}: "
+            + some(name for name, _ in unlisted),
             where=f"{unlisted[0][1]}: {unlisted[0][0]}",
             fix="fetch index and shards again, from one save",
         )
@@ -146,8 +146,8 @@ def _read_all(folder: Path) -> Shards:
     if doubles:
         first = homes[doubles[0]]
         raise CheckpointError(
-            f"{len(doubles):,} tensors are stored in more than one file and no {INDEX_FILE} says which counts: "
-            f"{some(f'{name} in {some(homes[name])}' for name in doubles)}",
+            f"{counted(len(doubles), 'tensor')} stored in more than one file, and no {INDEX_FILE} says which copy "
+            f"counts: {some(f'{name} in {some(homes[name])}' for name in doubles)}",
             where=f"{first[0]}: {doubles[0]}",
             fix="remove the stale file, or restore the index",
         )
@@ -164,7 +164,7 @@ def _check_numbering(folder: Path, names: list[str]) -> None:
         absent = [f"{stem}-{n:05d}-of-{count}.safetensors" for n in range(1, int(count) + 1) if n not in present]
         if absent:
             raise CheckpointError(
-                f"{len(absent)} of {int(count)} shards are missing, and {INDEX_FILE} with them: {some(absent)}"
+                f"missing {len(absent)} of {counted(int(count), 'shard')}, and {INDEX_FILE} with them: {some(absent)}"
                 + _unfinished_downloads(folder),
                 where=absent[0],
                 fix="fetch the missing files, or finish the download",

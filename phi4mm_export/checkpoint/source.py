@@ -90,15 +90,15 @@ class ShardFile:
                 done += count
         except OSError as err:
             raise CheckpointError(
-                f"reading {len(buffer):,} bytes at {offset:,} failed: {err.strerror or err}",
+                f"reading {len(buffer)} bytes at {offset} failed: {err.strerror or err}",
                 where=self.label,
                 fix="check the disk, or fetch the file again",
             ) from err
         if done < len(buffer) or self._identity() != self._opened_as:
             size, _ = self._identity()
             raise CheckpointError(
-                f"the file changed while it was read: opened with {self.nbytes:,} bytes, now {size:,}; "
-                f"{done:,} of {len(buffer):,} bytes came from offset {offset:,}",
+                f"the file changed while it was read: opened with {self.nbytes} bytes, now {size}; "
+                f"{done} of {len(buffer)} bytes came from offset {offset}",
                 where=self.label,
                 fix="let the download or save finish, then run again",
             )

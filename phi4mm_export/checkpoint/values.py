@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from phi4mm_export.checkpoint.documents import counted
 from phi4mm_export.checkpoint.source import Array, TensorSource
 from phi4mm_export.errors import CheckpointError
 
@@ -21,7 +22,7 @@ def check_finite(array: Array, source: TensorSource) -> None:
     bad = count_non_finite(array)
     if bad:
         raise CheckpointError(
-            f"{source.stored_name} holds {bad:,} values that are NaN or infinite, expected finite numbers",
+            f"{source.stored_name} holds {counted(bad, 'value')} other than finite numbers (NaN or infinity)",
             where=source.where,
             fix="the training diverged or the file is damaged: use an earlier checkpoint or fetch the file again",
         )

@@ -23,7 +23,7 @@ from phi4mm_export.spec.config_dims import (
 )
 from phi4mm_export.spec.config_rope import parse_rope
 from phi4mm_export.spec.json_fields import Fields, is_integer, shown
-from phi4mm_export.spec.model import Layout, ModelConfig, Role
+from phi4mm_export.spec.model import AUDIO_TOKEN_ID, IMAGE_TOKEN_ID, Layout, ModelConfig, Role
 from phi4mm_export.spec.names import OUTPUT_HEAD
 
 CONFIG_FILE = "config.json"
@@ -57,6 +57,12 @@ def parse_config(
     dims = Dimensions(config, layout, shapes)
     decoder = {row.field: dims.read(row) for row in DECODER_DIMS}
     hidden, vocab = decoder["hidden_size"], decoder["vocab_size"]
+    if vocab <= max(IMAGE_TOKEN_ID, AUDIO_TOKEN_ID):
+        config.refuse(
+            "vocab_size",
+            f"more than the image and audio token ids {IMAGE_TOKEN_ID} and {AUDIO_TOKEN_ID}",
+            fix="pass a checkpoint with the embedding rows of Phi-4-multimodal",
+        )
     heads, kv_heads = _heads(config, layout, hidden, shapes)
     max_positions = config.integer("max_position_embeddings", CLASS_DEFAULTS[layout].max_positions)
     _check_sliding_window(config, max_positions)
