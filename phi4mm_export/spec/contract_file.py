@@ -21,24 +21,10 @@ SHIPPED = ("official", "gated", "mobius")
 MODEL_SIZES = ("hidden_size", "vocab_size")
 """Constants that a contract file may also write as the real model's number, in place of the name."""
 ELEMENT_TYPES = frozenset(
-    [
-        "float16",
-        "float",
-        "bfloat16",
-        "double",
-        "int4",
-        "uint4",
-        "int8",
-        "uint8",
-        "int16",
-        "uint16",
-        "int32",
-        "uint32",
-        "int64",
-        "uint64",
-        "bool",
-        "string",
-    ]
+    (
+        *("float16", "float", "bfloat16", "double", "bool", "string", "int4", "uint4"),
+        *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    )
 )
 
 

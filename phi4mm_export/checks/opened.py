@@ -1,0 +1,178 @@
+"""A package as the checks see it: its config, and each graph parsed once, without external data.
+
+Opening never fails on a broken package: what cannot be read becomes a finding, and the checks go on with the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any
+
+from phi4mm_export.checks.report import Finding, error
+from phi4mm_export.errors import PackageError
+from phi4mm_export.package.graph_io import GraphIo, graph_io, load_graph
+from phi4mm_export.spec.contract import FILE_NAMES, Component, PackageLayout
+from phi4mm_export.spec.json_text import parse_object, read_bytes
+
+if TYPE_CHECKING:
+    import onnx
+
+CONFIG_FILE = "genai_config.json"
+MAX_GRAPH_NBYTES = 2**31 - 1
+"""Most bytes a serialized protobuf message can have."""
+
+
+@dataclass(frozen=True)
+class OpenedGraph:
+    """One graph file. `file` is its path inside the package, with `/`; `folder` is where its external data lies."""
+
+    file: str
+    path: Path
+    model: onnx.ModelProto
+    io: GraphIo
+    component: Component | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def label(self) -> str:
+        """How findings name the graph."""
+        return self.file
+
+
+@dataclass(frozen=True)
+class OpenedPackage:
+    """A package folder. `config` is {} if genai_config.json is missing or unreadable."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    graphs: Mapping[Component, OpenedGraph]
+    others: tuple[OpenedGraph, ...]
+    findings: tuple[Finding, ...]
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """`model.NAME` of the config; {} where it is absent or no object."""
+        model = self.config.get("model")
+        value = model.get(name) if isinstance(model, dict) else None
+        return value if isinstance(value, dict) else {}
+
+    def mapped(self, key: str, default: str) -> str:
+        """The name that a key such as `model.vision.inputs.pixel_values` gives a tensor; `default` without the key."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value if isinstance(value, str) else default
+
+    def all_graphs(self) -> Iterator[OpenedGraph]:
+        """The graphs of the config, then the other .onnx files of the folder."""
+        yield from self.graphs.values()
+        yield from self.others
+
+
+def open_package(folder: Path) -> OpenedPackage:
+    """Parse the config and every graph of a package folder; the folder must exist."""
+    findings: list[Finding] = []
+    config = _read_config(folder, findings)
+    named = _graph_files(folder, config)
+    graphs: dict[Component, OpenedGraph] = {}
+    for component, file in named.items():
+        if not is_inside_name(file):
+            continue  # reported by the config checks
+        opened = _open_graph(folder, file, findings, component)
+        if opened is not None:
+            graphs[component] = opened
+    known = {real_path(folder / file) for file in named.values() if is_inside_name(file)}
+    others = []
+    for path in sorted(folder.rglob("*.onnx")):
+        if path.is_file() and real_path(path) not in known:
+            opened = _open_graph(folder, path.relative_to(folder).as_posix(), findings, None)
+            if opened is not None:
+                others.append(opened)
+    return OpenedPackage(folder, config, graphs, tuple(others), tuple(findings))
+
+
+def open_file(path: Path) -> OpenedPackage:
+    """A single .onnx file as a package without a config. Raises PackageError if it is no ONNX model."""
+    model = load_graph(path)
+    opened = OpenedGraph(path.name, path, model, graph_io(model.graph))
+    return OpenedPackage(path.parent, {}, {}, (opened,), ())
+
+
+def is_inside_name(file: str) -> bool:
+    """True for a relative name without `..`, drive or root, in the spelling of any operating system."""
+    windows = PureWindowsPath(file)
+    if not file or windows.drive or windows.root or PurePosixPath(file).is_absolute() or "\0" in file:
+        return False
+    return ".." not in windows.parts
+
+
+def real_path(path: Path) -> Path:
+    """The path with every link followed; unlike Path.resolve it never raises on a loop of links."""
+    return Path(os.path.realpath(path))
+
+
+def _read_config(folder: Path, findings: list[Finding]) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    try:
+        data = read_bytes(path, error=PackageError)
+        if data.startswith(b"\xef\xbb\xbf"):
+            findings.append(
+                error(
+                    "C301",
+                    CONFIG_FILE,
+                    "starts with a byte order mark, which the runtime refuses",
+                    fix="save the file as UTF-8 without a mark",
+                )
+            )
+        return parse_object(data, CONFIG_FILE, error=PackageError)
+    except PackageError as err:
+        findings.append(error("C300", CONFIG_FILE, err.what, fix=err.fix))
+        return {}
+
+
+def _graph_files(folder: Path, config: Mapping[str, Any]) -> dict[Component, str]:
+    """The file of each component: as the config says, else the first usual name that exists."""
+    model = config.get("model")
+    files: dict[Component, str] = {}
+    for component in Component:
+        section = model.get(component.value) if isinstance(model, dict) else None
+        if isinstance(section, dict):
+            file = section.get("filename")
+            if isinstance(file, str) and file:
+                files[component] = file
+            continue
+        usual = [FILE_NAMES[layout][component] for layout in PackageLayout]
+        present = next((file for file in usual if (folder / file).is_file()), None)
+        if present is not None and not isinstance(model, dict):
+            files[component] = present
+    return files
+
+
+def _open_graph(folder: Path, file: str, findings: list[Finding], component: Component | None) -> OpenedGraph | None:
+    path = folder / file
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise PackageError("the graph is no plain file", fix="put the ONNX file there")
+        if status.st_size > MAX_GRAPH_NBYTES:
+            raise PackageError(
+                f"the graph file has {status.st_size:,} bytes, a protobuf at most {MAX_GRAPH_NBYTES:,}",
+                fix="keep the weights in external data",
+            )
+        model = load_graph(path, where=file)
+    except FileNotFoundError:
+        findings.append(error("C201", file, "the graph file is missing", fix="put the file back"))
+        return None
+    except PackageError as err:
+        findings.append(error("C201", file, err.what, fix=err.fix))
+        return None
+    except OSError as err:
+        findings.append(error("C201", file, f"the graph cannot be read: {err.strerror or err}"))
+        return None
+    return OpenedGraph(file, path, model, graph_io(model.graph), component)

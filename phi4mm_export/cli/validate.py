@@ -1,0 +1,67 @@
+"""Judge a package: the contract of its graphs, its configuration, kernels, and parity with the original.
+
+Example: phi4mm validate ./package --contract official --ep cuda
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phi4mm_export.cli import render
+from phi4mm_export.cli.options import JsonFlag
+from phi4mm_export.spec.contract import Provider
+
+
+def command(
+    package: Annotated[Path, typer.Argument(help="Folder with genai_config.json and the graphs.")],
+    contract: Annotated[
+        str, typer.Option(help="auto, official, gated, mobius, or the path of a contract file.", metavar="NAME|FILE")
+    ] = "auto",
+    reference: Annotated[
+        Path | None, typer.Option(help="Checkpoint folder: compare every graph with PyTorch, mode by mode.")
+    ] = None,
+    provider: Annotated[
+        Provider | None, typer.Option("--ep", help="Provider whose kernels are looked for; default: the config's.")
+    ] = None,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="List every tensor of the contract, not the faults only.")
+    ] = False,
+    json_output: JsonFlag = False,
+) -> None:
+    from phi4mm_export.pipeline.validate import validate
+
+    report = validate(package, contract, reference=reference, provider=provider)
+    if json_output:
+        render.document(report.as_json())
+    else:
+        for line in report_lines(report, tensors=tensors):
+            render.text(line)
+    if not report.ok:
+        raise typer.Exit(int(report.exit_code))
+
+
+def report_lines(report: object, *, tensors: bool) -> list[str]:
+    """The report as text: findings, then the contract's rows (all, or a count), then the verdict."""
+    from phi4mm_export.checks.report import Report, Severity
+
+    assert isinstance(report, Report)
+    lines = []
+    for finding in report.findings:
+        lines.append(f"{finding.severity} {finding.code} {finding.where}: {finding.what}")
+        for label, value in (("expected", finding.expected), ("found", finding.found), ("fix", finding.fix)):
+            if value:
+                lines.append(f"    {label}: {value}")
+    if tensors:
+        lines += [f"{row.status:13} {row.graph} {row.side} {row.found or row.expected}" for row in report.rows]
+    matched = sum(row.status == "match" for row in report.rows)
+    judged = sum(row.status not in ("absent", "overridable") for row in report.rows)
+    lines.append(f"contract {report.contract}: {matched} of {judged} tensors match")
+    counts = {severity: len(report.of(severity)) for severity in Severity}
+    verdict = "ok" if report.ok else "not ok"
+    lines.append(
+        f"{verdict}: {counts[Severity.ERROR]} errors, {counts[Severity.WARNING]} warnings, {counts[Severity.NOTE]} notes"
+    )
+    return lines

@@ -1,0 +1,81 @@
+"""`phi4mm validate`: judge a package by a contract, its own config, the kernels of a provider, and the original model.
+
+Nothing is written into the package. Without a reference neither onnxruntime nor torch is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from phi4mm_export.checks.contract import detect_contract
+from phi4mm_export.checks.opened import OpenedPackage, open_package
+from phi4mm_export.checks.report import Finding, Report, most_severe_first
+from phi4mm_export.checks.static import check_package, config_provider
+from phi4mm_export.errors import UsageError
+from phi4mm_export.spec.contract import Provider
+from phi4mm_export.spec.contract_file import load_contract
+
+AUTO = "auto"
+
+
+def validate(
+    package: str | os.PathLike[str],
+    contract: str = AUTO,
+    *,
+    reference: str | os.PathLike[str] | None = None,
+    provider: Provider | str | None = None,
+) -> Report:
+    """Judge a package folder.
+
+    `contract` is auto (the shipped one that the graphs come nearest to), official, gated, mobius or the path of a
+    contract file; `provider` decides which kernels are looked for (default: what the config asks for); `reference`
+    is the checkpoint whose numbers the package must give, mode by mode.
+    Raises UsageError for a path that is no folder, an unknown contract or provider.
+    """
+    folder = Path(package)
+    if not folder.is_dir():
+        kind = "a file" if folder.exists() else "nothing"
+        raise UsageError(
+            f"expected a package folder, found {kind} at {folder}",
+            where="PACKAGE",
+            fix="give the folder that holds genai_config.json; phi4mm inspect reads single .onnx files",
+        )
+    opened = open_package(folder)
+    _refuse_empty(opened)
+    asked = config_provider(opened) if provider is None else _provider(provider)
+    wanted = load_contract(detect_contract(opened) if contract == AUTO else contract)
+    rows, findings = check_package(opened, wanted, asked)
+    facts = {"provider": asked.value, "reference": None if reference is None else Path(reference).name}
+    if reference is not None:
+        findings += tuple(_parity(folder, Path(reference)))
+    return Report(folder.resolve().name, wanted.variant, most_severe_first(findings), rows, tuple(facts.items()))
+
+
+def _refuse_empty(package: OpenedPackage) -> None:
+    if not package.config and not package.graphs and not package.others and not package.findings[1:]:
+        if any(package.folder.glob("*.safetensors")):
+            raise UsageError(
+                "found a checkpoint, expected a package",
+                where=str(package.folder),
+                fix="phi4mm export turns it into a package; phi4mm inspect describes it",
+            )
+        if not (package.folder / "genai_config.json").exists():
+            raise UsageError(
+                "found neither genai_config.json nor an .onnx file, expected a package",
+                where=str(package.folder),
+                fix="give the folder that phi4mm export wrote",
+            )
+
+
+def _provider(name: Provider | str) -> Provider:
+    try:
+        return Provider(name)
+    except ValueError as err:
+        raise UsageError(f"unknown provider {name!r}", where="--ep", fix=f"give one of {', '.join(Provider)}") from err
+
+
+def _parity(package: Path, model: Path) -> list[Finding]:
+    from phi4mm_export.checks.parity import parity_findings
+
+    return list(parity_findings(package, model))
