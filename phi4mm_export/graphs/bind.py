@@ -60,7 +60,7 @@ class Binder:
                 _spec(value), _spec(scales), rows, bits=value.bits, block_size=value.block_size
             )
         rows, spec = self.rows(name), _spec(value)
-        _check_size(name, spec.nbytes // spec.dtype.itemsize, rows.height * rows.width, rows)
+        _check_size(name, spec.num_values, rows.height * rows.width, rows)
         return dense_stream(spec, rows, transposed=placement is Placement.TRANSPOSED)
 
     def rows(self, name: str) -> Rows:

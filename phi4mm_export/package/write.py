@@ -99,8 +99,7 @@ def write_graph(
     shared: tensors whose bytes lie in another graph's data file already. on_bytes: called with each count of bytes
     written. The model's empty initializers become references to external data.
     """
-    target = folder / file_name
-    target.parent.mkdir(parents=True, exist_ok=True)
+    (folder / file_name).parent.mkdir(parents=True, exist_ok=True)
     placed: dict[str, Placed] = dict(shared or {})
     files: list[WrittenFile] = []
     if streams:
@@ -112,12 +111,24 @@ def write_graph(
         files.append(out.finished(data_name))
         placed |= out.placed
     _refer(model, placed)
-    proto = ir.to_proto(model).SerializeToString(deterministic=True)
-    with target.open("xb") as handle:
-        handle.write(proto)
-    on_bytes(len(proto))
-    files.append(WrittenFile(file_name, len(proto), hashlib.sha256(proto).hexdigest()))
+    files.append(write_file(folder, file_name, ir.to_proto(model).SerializeToString(deterministic=True)))
     return WrittenGraph(tuple(files), placed)
+
+
+def write_file(folder: Path, name: str, data: bytes) -> WrittenFile:
+    """One small file of the package, whole."""
+    target = folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("xb") as handle:
+        handle.write(data)
+    return WrittenFile(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def hashed(folder: Path, name: str) -> WrittenFile:
+    """Size and digest of a file that another library wrote."""
+    with (folder / name).open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    return WrittenFile(name, (folder / name).stat().st_size, digest)
 
 
 def _write_stream(out: DataFile, stream: Stream, jobs: int) -> None:

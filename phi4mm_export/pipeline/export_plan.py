@@ -40,12 +40,20 @@ class ExportPlan:
     recipe: Recipe
     graphs: tuple[PlannedGraph, ...]
     baked: tuple[Role, ...]
+    adapter_files: tuple[Role, ...]
+    """The adapters that become files beside the decoder (the adapters form)."""
     warnings: tuple[str, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all data files."""
         return sum(graph.data_nbytes for graph in self.graphs)
+
+    @property
+    def file_names(self) -> frozenset[str]:
+        """Every graph and data file that will be written."""
+        graphs = {graph.file_name for graph in self.graphs}
+        return frozenset(graphs | set(files_of(self)))
 
     @property
     def nbytes_read(self) -> int:
@@ -74,7 +82,9 @@ def plan_export(checkpoint: Checkpoint, recipe: Recipe, *, adapter_named: bool) 
             borrowed = {s.name: s.name.replace(TABLE_MODULE, HEAD_MODULE) for t in streams for s in t.outputs}
             streams = ()
         graphs.append(PlannedGraph(built, FILE_NAMES[recipe.layout][component], streams, borrowed))
-    return ExportPlan(recipe, tuple(graphs), baked, warnings)
+    apart = recipe.lora is LoraForm.ADAPTERS
+    beside = tuple(role for role in Role if role in checkpoint.adapters) if apart else ()
+    return ExportPlan(recipe, tuple(graphs), baked, beside, warnings)
 
 
 def choose_adapters(

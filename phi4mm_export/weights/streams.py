@@ -6,6 +6,7 @@ scales. `compute` is pure and thread-safe, so bands may be computed out of order
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +35,14 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     @property
+    def num_values(self) -> int:
+        """Elements of the tensor."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes in the data file."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return self.num_values * self.dtype.bitwidth // 8
 
 
 @dataclass(frozen=True)

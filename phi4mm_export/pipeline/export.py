@@ -1,0 +1,209 @@
+"""`phi4mm export`: a checkpoint becomes a package, streamed, checked, and published in one step."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from phi4mm_export.checkpoint.hub import resolve_model
+from phi4mm_export.checkpoint.open import Checkpoint, HeadChoice, open_checkpoint
+from phi4mm_export.errors import PackageError, SystemLimitError, some
+from phi4mm_export.package.borrow import copy_borrowed, open_borrowed
+from phi4mm_export.package.configs import ConfigOptions, PackageConfigs, package_configs
+from phi4mm_export.package.manifest import MANIFEST_FILE, manifest_bytes
+from phi4mm_export.package.publish import check_target, staged
+from phi4mm_export.package.write import Placed, WrittenFile, write_file, write_graph
+from phi4mm_export.pipeline.export_adapters import write_adapter_files
+from phi4mm_export.pipeline.export_plan import ExportPlan, files_of, plan_export
+from phi4mm_export.pipeline.validate import validate
+from phi4mm_export.spec.contract import Component, Provider
+from phi4mm_export.spec.genai import CONFIG_FILE
+from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.processors import SPEECH_PROCESSOR_FILE, VISION_PROCESSOR_FILE
+from phi4mm_export.spec.recipe import LoraForm, Recipe
+
+SIDE_NBYTES = 48 << 20
+"""Room kept for graph files, tokenizer and configs beside the data files."""
+MAX_JOBS = 4
+"""More threads than this wait for memory, not for work."""
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Choices that are not part of the recipe: they change configs or how the work is done, never a weight."""
+
+    max_length: int | None = None
+    memory_budget: int | None = None
+    release_arena: bool = False
+    original_audio_limit: bool = False
+    revision: str | None = None
+    head: HeadChoice | None = None
+    jobs: int | None = None
+    overwrite: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written (or, with dry_run, would be). Sizes in bytes."""
+
+    path: Path
+    recipe: Recipe
+    baked: tuple[Role, ...]
+    files: tuple[WrittenFile, ...]
+    warnings: tuple[str, ...]
+    nbytes: int
+    nbytes_read: int
+    kv_nbytes_per_token: int
+    max_length: int
+    dry_run: bool
+
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes written so far and in all."""
+
+
+def export(
+    model: str | Path,
+    output: str | Path,
+    *,
+    recipe: Recipe | None = None,
+    adapter_named: bool = False,
+    adapter_paths: Mapping[Role, Path] | None = None,
+    from_package: Path | None = None,
+    settings: ExportSettings | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Turn a checkpoint (folder or hub id) into the package folder `output`.
+
+    adapter_named: the recipe's adapter was asked for by name, so its absence is an error. adapter_paths: PEFT folders
+    that replace the built-in adapter of their role. from_package: a package from which the components that are not
+    exported, the processors and the tokenizer are taken unchanged.
+
+    Raises CheckpointError for an unusable checkpoint or adapter, PackageError when the result would break the
+    contract, UsageError and SystemLimitError as their names say. After an error nothing stands under `output`.
+    """
+    chosen, how = recipe or Recipe.resolve(), settings or ExportSettings()
+    target = Path(os.path.abspath(output))
+    check_target(target, overwrite=how.overwrite)
+    source = resolve_model(str(model), revision=how.revision)
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(open_checkpoint(source, adapter_paths=adapter_paths or {}, head=how.head))
+        plan = plan_export(checkpoint, chosen, adapter_named=adapter_named)
+        borrowed = open_borrowed(from_package, plan.recipe.components, plan.file_names) if from_package else None
+        configs = package_configs(checkpoint.path, checkpoint.config, _config_options(plan, how))
+        if how.dry_run:
+            return _report(target, plan, checkpoint, configs, ())
+        check_room(target.parent, plan.nbytes + SIDE_NBYTES + (borrowed.nbytes if borrowed else 0))
+        folder = stack.enter_context(staged(target, overwrite=how.overwrite))
+        files = _write_graphs(folder, plan, how.jobs or default_jobs(), progress)
+        if plan.recipe.lora is LoraForm.ADAPTERS and Component.DECODER in plan.recipe.components:
+            files += write_adapter_files(folder, checkpoint, plan.recipe.float_type)
+        if borrowed:
+            ours = json.loads(configs.files[CONFIG_FILE])
+            files += copy_borrowed(borrowed, folder, plan.recipe.components, ours)
+        else:
+            files += _write_configs(folder, plan, configs)
+        files.append(write_file(folder, MANIFEST_FILE, manifest_bytes(plan.recipe, plan.baked, files)))
+        if borrowed or set(plan.recipe.components) == set(Component):
+            check_staged(folder, plan.recipe.provider)
+    return _report(target, plan, checkpoint, configs, tuple(files))
+
+
+def default_jobs() -> int:
+    """Threads when none were asked for: one per core, at most MAX_JOBS."""
+    return max(1, min(MAX_JOBS, os.cpu_count() or 1))
+
+
+def check_room(folder: Path, need: int) -> None:
+    """Raise SystemLimitError when the file system of `folder` has less than `need` bytes free, naming both."""
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise SystemLimitError(
+            f"the package needs {need:,} bytes, the disk has {free:,} free",
+            where=str(folder),
+            fix="free some, or choose a target on another disk",
+        )
+
+
+def check_staged(folder: Path, provider: Provider) -> None:
+    """Judge the finished folder before it is published.
+
+    Raises PackageError with the first findings: such a package must never appear under the target's name.
+    """
+    report = validate(folder, provider=provider)
+    if not report.ok:
+        faults = [f"{finding.where}: {finding.what}" for finding in report.errors]
+        raise PackageError(
+            f"the exported package breaks its own contract in {len(faults)} places: {some(faults, 3)}",
+            where=folder.name,
+            fix="this is a bug of phi4mm: please report it",
+        )
+
+
+def _write_graphs(folder: Path, plan: ExportPlan, jobs: int, progress: Progress | None) -> list[WrittenFile]:
+    done, total = 0, plan.nbytes
+
+    def count(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(min(done, total), total)
+
+    files: list[WrittenFile] = []
+    in_decoder: Mapping[str, Placed] = {}
+    for graph in plan.graphs:
+        shared = {name: in_decoder[there] for name, there in graph.borrowed.items()}
+        written = write_graph(
+            graph.built.model, graph.streams, folder, graph.file_name, shared=shared, jobs=jobs, on_bytes=count
+        )
+        if graph.built.component is Component.DECODER:
+            in_decoder = written.placed
+        files += written.files
+    return files
+
+
+def _write_configs(folder: Path, plan: ExportPlan, configs: PackageConfigs) -> list[WrittenFile]:
+    """Configs and tokenizer of a whole package; of a part, the processor files of the encoders in it."""
+    wanted = configs.files
+    if set(plan.recipe.components) != set(Component):
+        own = {Component.VISION: VISION_PROCESSOR_FILE, Component.SPEECH: SPEECH_PROCESSOR_FILE}
+        names = {own[component] for component in plan.recipe.components if component in own}
+        wanted = {name: data for name, data in configs.files.items() if name in names}
+    return [write_file(folder, name, data) for name, data in wanted.items()]
+
+
+def _config_options(plan: ExportPlan, how: ExportSettings) -> ConfigOptions:
+    recipe = plan.recipe
+    return ConfigOptions(
+        layout=recipe.layout,
+        provider=recipe.provider,
+        float_type=recipe.float_type,
+        max_length=how.max_length,
+        memory_budget=how.memory_budget,
+        adapters=plan.adapter_files,
+        release_arena=how.release_arena,
+        original_audio_limit=how.original_audio_limit,
+    )
+
+
+def _report(
+    target: Path, plan: ExportPlan, checkpoint: Checkpoint, configs: PackageConfigs, files: tuple[WrittenFile, ...]
+) -> ExportReport:
+    return ExportReport(
+        path=target,
+        recipe=plan.recipe,
+        baked=plan.baked,
+        files=files or tuple(WrittenFile(name, nbytes, "") for name, nbytes in files_of(plan).items()),
+        warnings=(*checkpoint.warnings, *configs.warnings, *plan.warnings),
+        nbytes=sum(file.nbytes for file in files) or plan.nbytes,
+        nbytes_read=plan.nbytes_read,
+        kv_nbytes_per_token=configs.kv_bytes_per_token,
+        max_length=configs.max_length,
+        dry_run=not files,
+    )
