@@ -1,6 +1,6 @@
 """Four tiny ONNX graphs with the package contract's names, for tests that need borders and not arithmetic.
 
-H = 8 features, 1 layer, 1 KV head of 8, vocabulary 200064; onnxruntime-genai loads them and runs text.
+H = 16 features, 1 layer, 1 KV head of 16, vocabulary 200064; onnxruntime-genai loads them and runs text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-HIDDEN, KV_HEADS, HEAD_DIM, VOCAB = 8, 1, 8, 200064
+HIDDEN, KV_HEADS, HEAD_DIM, VOCAB = 16, 1, 16, 200064
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 Border = tuple[str, int, Sequence[int | str]]
 
@@ -30,8 +30,13 @@ FLAT = {
 }
 
 
-def save(path: Path, inputs: Sequence[Border], outputs: Sequence[Border], nodes: Sequence[onnx.NodeProto] = (),
-         initializers: Sequence[onnx.TensorProto] = ()) -> None:
+def save(
+    path: Path,
+    inputs: Sequence[Border],
+    outputs: Sequence[Border],
+    nodes: Sequence[onnx.NodeProto] = (),
+    initializers: Sequence[onnx.TensorProto] = (),
+) -> None:
     """A graph of these borders; an output that no node makes is a constant of zeros, one per row."""
     nodes = list(nodes)
     made = {name for node in nodes for name in node.output}
@@ -52,9 +57,19 @@ def save(path: Path, inputs: Sequence[Border], outputs: Sequence[Border], nodes:
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
 
 
-def decoder(path: Path, *, names: Mapping[str, str] | None = None, extra: Sequence[Border] = (),
-            attention: str = "GroupQueryAttention", layers: int = 1) -> None:
-    """inputs_embeds, attention_mask and past -> logits [B, S, V] and present; `attention` makes the caches."""
+def decoder(
+    path: Path,
+    *,
+    names: Mapping[str, str] | None = None,
+    extra: Sequence[Border] = (),
+    attention: str = "GroupQueryAttention",
+    layers: int = 1,
+    gated: bool = False,
+) -> None:
+    """inputs_embeds, attention_mask and past -> logits [B, S, V] and present; `attention` makes the caches.
+
+    `gated` adds input_ids and a recurrent state that is handed on unchanged.
+    """
     call = dict(names or {})
 
     def name(official: str) -> str:
@@ -69,13 +84,23 @@ def decoder(path: Path, *, names: Mapping[str, str] | None = None, extra: Sequen
     outputs: list[Border] = [(name("logits"), FLOAT, ["batch_size", "sequence_length", VOCAB])]
     nodes = [helper.make_node("MatMul", [name("inputs_embeds"), "head"], [name("logits")])]
     for layer in range(layers):
-        pair = [(name("past_key_values.%d." + kind) % layer, name("present.%d." + kind) % layer) for kind in ("key", "value")]
+        pair = [
+            (name("past_key_values.%d." + kind) % layer, name("present.%d." + kind) % layer)
+            for kind in ("key", "value")
+        ]
         inputs += [(past, FLOAT, past_dims) for past, _ in pair]
         outputs += [(present, FLOAT, present_dims) for _, present in pair]
         if attention == "GroupQueryAttention":
             nodes += [_attention_inputs(layer, name), _grouped_query(layer, pair)]
         else:
-            nodes += [helper.make_node("Identity", [past], [present]) for past, present in pair]
+            nodes += [helper.make_node(attention, [past], [present]) for past, present in pair]
+    if gated:
+        inputs.append((name("input_ids"), INT64, ["batch_size", "sequence_length"]))
+        for state, dims in (("conv_state", [1, 2]), ("recurrent_state", [1, 1, 1])):
+            past, present = (name(f"{stem}.0.{state}") for stem in ("past_key_values", "present"))
+            inputs.append((past, FLOAT, ["batch_size", *dims]))
+            outputs.append((present, FLOAT, ["batch_size", *dims]))
+            nodes.append(helper.make_node("Identity", [past], [present]))
     if attention == "GroupQueryAttention":
         nodes = [*_lengths(name("attention_mask")), *nodes]
     weights = [
@@ -107,7 +132,12 @@ def _grouped_query(layer: int, pair: Sequence[tuple[str, str]]) -> onnx.NodeProt
     (past_key, key), (past_value, value) = pair
     feeds = [f"qkv.{layer}", "", "", past_key, past_value, "seqlens_k", "total"]
     return helper.make_node(
-        "GroupQueryAttention", feeds, [f"attended.{layer}", key, value], domain="com.microsoft", num_heads=1, kv_num_heads=1
+        "GroupQueryAttention",
+        feeds,
+        [f"attended.{layer}", key, value],
+        domain="com.microsoft",
+        num_heads=1,
+        kv_num_heads=1,
     )
 
 
@@ -123,8 +153,13 @@ def vision(path: Path, *, names: Mapping[str, str] | None = None, inputs: Sequen
     save(path, renamed, [(call.get("image_features", "image_features"), FLOAT, ["num_image_tokens", HIDDEN])])
 
 
-def speech(path: Path, *, names: Mapping[str, str] | None = None, inputs: Sequence[Border] | None = None,
-           outputs: Sequence[str] = ("audio_features",)) -> None:
+def speech(
+    path: Path,
+    *,
+    names: Mapping[str, str] | None = None,
+    inputs: Sequence[Border] | None = None,
+    outputs: Sequence[str] = ("audio_features",),
+) -> None:
     """audio_embeds, audio_attention_mask, audio_sizes, audio_projection_mode -> audio_features."""
     call = dict(names or {})
     official: Sequence[Border] = inputs or [
