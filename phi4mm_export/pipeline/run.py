@@ -98,7 +98,7 @@ def run(
         decode_seconds=answer.decode_seconds,
         tokens_per_second=answer.tokens_per_second,
         restarts=answer.restarts,
-        notes=(*opened.notes, *cut_clips(opened, clips)),
+        notes=(*opened.notes, *cut_clips(opened, clips), *_ignored_adapters(opened, pictures, clips)),
     )
 
 
@@ -112,6 +112,15 @@ def load_media(
     clips, bad_clips = screen([Path(audio) for audio in audios], load_audio)
     refuse([*bad_pictures, *bad_clips])
     return pictures, clips
+
+
+def _ignored_adapters(package: RunPackage, pictures: Sequence[Picture], clips: Sequence[Clip]) -> tuple[str, ...]:
+    if not package.adapters or not (pictures or clips):
+        return ()
+    return (
+        "og 0.9 to 0.18 ignores the package's adapter files: pictures and clips were answered by the bare base model; "
+        "export with --lora gated",
+    )
 
 
 def _build(

@@ -21,6 +21,8 @@ from phi4mm_export.runtime.processor import Processor, Request, native_errors
 from phi4mm_export.spec.contract import Component, Provider
 
 DEVICE_ADVICE = "keep device 0 and choose the GPU with CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={device}"
+ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+"""A run option whose value names the device, so that it must follow the provider."""
 
 OnText = Callable[[str], None]
 
@@ -164,7 +166,7 @@ class TextGenerator:
 
 def configured_providers(package: RunPackage) -> tuple[str, ...]:
     """The execution providers that the decoder's section names: lower case, without the `ExecutionProvider` ending."""
-    return tuple(name.lower().removesuffix("executionprovider") for name, _ in _provider_options(package))
+    return tuple(_provider_name(name) for name, _ in _provider_options(package))
 
 
 def check_device(package: RunPackage) -> None:
@@ -207,9 +209,28 @@ def _check_version(genai: Any, package: RunPackage) -> None:
 
 
 def _config(genai: Any, package: RunPackage, provider: Provider | None) -> Any:
+    """The package's config with another provider, and the run options that name a device with it."""
     config = genai.Config(str(package.path))
-    if provider is not None:
-        config.clear_providers()
-        if provider is Provider.CUDA:
-            config.append_provider(provider.value)
+    if provider is None:
+        return config
+    for component in Component:
+        section = package.section(component)
+        pinned = section.get("session_options", {}).get("provider_options") or []
+        names = [name for entry in pinned for name in entry]
+        if component is not Component.DECODER and any(_provider_name(name) != provider for name in names):
+            raise PackageError(
+                f"expected no provider or {provider}, found {', '.join(names)}, which --ep cannot replace there",
+                where=f"{CONFIG_FILE}: model.{component}.session_options.provider_options",
+                fix="remove the entry: this part follows the decoder's provider then",
+            )
+        if ARENA_SHRINKAGE in section.get("run_options", {}):
+            options = {ARENA_SHRINKAGE: "gpu:0" if provider is Provider.CUDA else "cpu:0"}
+            config.overlay(json.dumps({"model": {component.value: {"run_options": options}}}))
+    config.clear_providers()
+    if provider is Provider.CUDA:
+        config.append_provider(provider.value)
     return config
+
+
+def _provider_name(name: str) -> str:
+    return name.lower().removesuffix("executionprovider")

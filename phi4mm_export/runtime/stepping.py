@@ -181,9 +181,11 @@ class FourGraphs:
         for past, present in self._carried().items():
             binding.bind_ortvalue_input(past, cache.buffers[past])
             binding.bind_ortvalue_output(present, cache.buffers[past])
+        for name, value in self._adapter_values(role).items():
+            binding.bind_ortvalue_input(name, value)
         binding.bind_output(self._name("logits"))
         try:
-            session.run_with_iobinding(binding, self._run_options(role))
+            session.run_with_iobinding(binding)
         except self._faults as err:
             raise self._refused(str(self.package.section(Component.DECODER)["filename"]), err) from err
         cache.length += inputs_embeds.shape[1]
@@ -319,6 +321,15 @@ class FourGraphs:
         options = self._ort.RunOptions()
         options.add_active_adapter(self._adapters[role])
         return options
+
+    def _adapter_values(self, role: Role | None) -> Mapping[str, Any]:
+        """The tensors of an adapter file by input name: with bound inputs onnxruntime ignores active adapters."""
+        if role is None or role not in self.package.adapters:
+            return {}
+        values: Mapping[str, Any] = self._ort.AdapterFormat.read_adapter(
+            str(self.package.adapters[role])
+        ).get_parameters()
+        return values
 
 
 def role_of(input_ids: Iterable[int]) -> Role | None:
