@@ -11,6 +11,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; twice for debugging detail.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.")]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", "--force", help="Replace an existing package in one step when the new one is complete.")
+    bool,
+    typer.Option(
+        "--overwrite", "--force", help="Replace an existing package in one step when the new one is complete."
+    ),
 ]
 OutputDir = Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist yet.")]

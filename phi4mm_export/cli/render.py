@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from phi4mm_export.errors import Phi4mmError
 
+LINE_EVERY_S = 10.0
+"""Without a terminal, progress is one line per this many seconds."""
 
 
 def text(line: str = "") -> None:
@@ -35,6 +40,51 @@ def warning(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr)
 
 
+@contextlib.contextmanager
+def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
+    """A callback for bytes done and in all: a bar with rate and time left on a terminal, else a line every 10 s."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar(label) as report:
+            yield report
+    else:
+        yield _lines(label)
+
+
+@contextlib.contextmanager
+def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _lines(label: str) -> Callable[[int, int], None]:
+    started = last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < LINE_EVERY_S or not done:
+            return
+        last = now
+        rate = done / (now - started)
+        left = (total - done) / rate
+        note(f"{label}: {done:,} of {total:,} bytes, {rate / 1e6:,.0f} MB/s, {left:,.0f} s left")
+
+    return report
+
+
 def error(err: BaseException) -> None:
     """One sentence on stderr; one JSON object there when the command was called with --json."""
     if isinstance(err, Phi4mmError) and "--json" in sys.argv:
@@ -44,7 +94,7 @@ def error(err: BaseException) -> None:
     elif isinstance(err, Phi4mmError):
         print(f"error: {err}", file=sys.stderr)
     elif isinstance(err, MemoryError):
-        print("error: the machine ran out of memory; free some, or lower --jobs or --memory-limit", file=sys.stderr)
+        print("error: the machine ran out of memory; free some, or lower --jobs", file=sys.stderr)
     elif isinstance(err, OSError):
         place = f"{err.filename}: " if err.filename else ""
         print(f"error: {place}{err.strerror or err}", file=sys.stderr)

@@ -6,7 +6,7 @@ Every name in a finished graph follows from the module tree, so that one more no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -75,7 +75,7 @@ def _decoder(op: OpBuilder, config: ModelConfig, ranks: Ranks, recipe: Recipe) -
         state = give(names[0], kind, ["batch_size", 1, 2])
         spare = give(names[1], kind, ["batch_size", 1, 1, 1])
     logits, present, new_state = module(op, embeds, mask, past, ids, state)
-    rows = "sequence_length" if recipe.full_logits else 1
+    rows: int | str = "sequence_length" if recipe.full_logits else 1
     _give(op, "logits", logits, kind, ["batch_size", rows, config.vocab_size])
     cache_dims = ["batch_size", config.num_kv_heads, "total_sequence_length", config.head_dim]
     for i, pair in enumerate(present):
@@ -126,9 +126,9 @@ def _embedding(op: OpBuilder, config: ModelConfig, ranks: Ranks, recipe: Recipe)
     return module
 
 
-def _give(op: OpBuilder, name: str, value: ir.Value, dtype: ir.DataType, dims: list[int | str]) -> None:
+def _give(op: OpBuilder, name: str, value: ir.Value, dtype: ir.DataType, dims: Sequence[int | str]) -> None:
     """Declare an output under its contract name, type and dimensions."""
-    value.type, value.shape = ir.TensorType(dtype), ir.Shape(dims)
+    value.type, value.shape = ir.TensorType(dtype), ir.Shape(list(dims))
     op.builder.add_output(value, name)
 
 
@@ -157,5 +157,3 @@ def _nodes(graph: ir.Graph) -> Iterator[ir.Node]:
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
                 yield from _nodes(attribute.as_graph())
-
-

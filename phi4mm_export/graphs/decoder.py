@@ -126,7 +126,9 @@ class DecoderLayer(nn.Module):
             (mlp, "mlp", (self.mlp.gate_up_proj, self.mlp.down_proj)),
         ):
             for p in projections:
-                made |= overridable_inputs(op, f"{self.module}.{block}", p.base.in_features, p.overridable, self.fmt.compute)
+                made |= overridable_inputs(
+                    op, f"{self.module}.{block}", p.base.in_features, p.overridable, self.fmt.compute
+                )
         return attn, mlp
 
 
@@ -141,9 +143,7 @@ class Backbone(nn.Module):
         )
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, fmt.compute)
 
-    def forward(
-        self, op: OpBuilder, x: ir.Value, past: list[Pair], step: Step
-    ) -> tuple[ir.Value, list[Pair]]:
+    def forward(self, op: OpBuilder, x: ir.Value, past: list[Pair], step: Step) -> tuple[ir.Value, list[Pair]]:
         """Embeddings [B, S, H] -> hidden states [B, S, H] ([B, 1, H] unless full_logits), and the caches."""
         residual: ir.Value | None = None
         present: list[Pair] = []
@@ -151,7 +151,8 @@ class Backbone(nn.Module):
             x, residual, made = layer(op, x, residual, cache, step)
             present.append(made)
         if not self.full_logits:
-            x, residual = (last_real_position(op, value, step) for value in (x, residual))
+            x = last_real_position(op, x, step)
+            residual = None if residual is None else last_real_position(op, residual, step)
         return self.norm(op, x, residual)[0], present
 
 

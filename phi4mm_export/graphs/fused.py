@@ -57,7 +57,14 @@ def matmul_nbits(
     """x [..., K] float, qweight uint8 [N, ceil(K/block), block*bits/8], scales [N, ceil(K/block)] -> [..., N]."""
     level = {"accuracy_level": accuracy_level} if accuracy_level else {}
     y = _emit(
-        op, "MatMulNBits", [x, qweight, scales], K=in_features, N=out_features, bits=bits, block_size=block_size, **level
+        op,
+        "MatMulNBits",
+        [x, qweight, scales],
+        K=in_features,
+        N=out_features,
+        bits=bits,
+        block_size=block_size,
+        **level,
     )
     return set_type(y, dtype_of(x), [*dims_of(x)[:-1], out_features])
 
@@ -93,7 +100,7 @@ def group_query_attention(
     num_kv_heads: int,
     head_dim: int,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Packed qkv [B, S, (heads + 2 kv) * d], past key and value [B, kv, P, d] -> [B, S, heads * d], present [B, kv, T, d].
+    """Packed qkv [B, S, (heads + 2 kv) * d], past [B, kv, P, d] twice -> [B, S, heads * d], present [B, kv, T, d].
 
     seqlens_k int32 [B]: real tokens minus one; total_length int32 scalar T; rope: cosine and sine [>= T, rotary/2],
     which the operator applies to the leading part of every head (partial rotary) before it caches the keys.
@@ -119,7 +126,7 @@ def group_query_attention(
 def multi_head_attention(
     op: OpBuilder, q: ir.Value, k: ir.Value, v: ir.Value, bias: ir.Value, *, num_heads: int
 ) -> ir.Value:
-    """q, k, v [B, S, D], additive bias [B or 1, heads or 1, S, S] -> softmax(q k' / sqrt(D/heads) + bias) v, [B, S, D]."""
+    """q, k, v [B, S, D], bias [B or 1, heads or 1, S, S] -> softmax(q k' / sqrt(D / heads) + bias) v, [B, S, D]."""
     y = _emit(op, "MultiHeadAttention", [q, k, v, None, None, bias], num_heads=num_heads)
     return set_type(y, dtype_of(q), dims_of(q))
 

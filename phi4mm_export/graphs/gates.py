@@ -32,9 +32,7 @@ class AdapterChoice(nn.Module):
         """total_length int64 [1]: T. The state counts only when there is a past (T > S)."""
         number = int(self.compute)
         has_past = op.Cast(op.Greater(total_length, op.Shape(input_ids, start=1, end=2)), to=number)
-        seen_now = op.Concat(
-            *(self._any(op, input_ids, token) for token in (IMAGE_TOKEN_ID, AUDIO_TOKEN_ID)), axis=-1
-        )
+        seen_now = op.Concat(*(self._any(op, input_ids, token) for token in (IMAGE_TOKEN_ID, AUDIO_TOKEN_ID)), axis=-1)
         new_state = op.Max(op.Mul(state, has_past), op.Unsqueeze(seen_now, [1]))
         image, audio = op.Split(new_state, num_outputs=2, axis=-1, _outputs=["image_seen", "audio_seen"])
         rows = {Role.VISION: image, Role.SPEECH: op.Mul(audio, op.Sub(1.0, image))}

@@ -28,7 +28,7 @@ class Placement(StrEnum):
 
 
 class WeightParameter(nn.Parameter):
-    """A parameter that is not a plain copy of the tensor of its name: placement, and bits and block of integer codes."""
+    """A parameter that is no plain copy of the tensor of its name: placement, and bits and block of integer codes."""
 
     def __init__(
         self, shape: list[int], dtype: ir.DataType, placement: Placement, *, bits: int = 0, block_size: int = 0
@@ -56,7 +56,7 @@ class Affine:
     """The weights of y = x W' (+ b) and the operator they become.  x [..., in_features] -> [..., out_features].
 
     `weight` [out_features, in_features] in the checkpoint. Dense weights stay so (FusedMatMul with transB) unless
-    `transposed`: then they are stored [in_features, out_features] for a plain MatMul, the form that every quantizer knows.
+    `transposed`: then they are stored [in_features, out_features] for a plain MatMul, which every quantizer knows.
     Integer weights are codes uint8 [out, blocks, block * bits / 8] and scales [out, blocks] for MatMulNBits.
 
     Not a module: whoever holds one registers its parameters, so that it can also be used inside a branch of an `If`.

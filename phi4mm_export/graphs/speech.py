@@ -214,12 +214,14 @@ class AudioEmbed(nn.Module):
     def _project(self, op: OpBuilder, rows: ir.Value, mode: ir.Value) -> ir.Value:
         """The "vision" projection for modes 1 and 3 (an image is there), else "speech"."""
         with_image = op.Equal(op.Mod(op.Squeeze(mode), 2), 1)
-        kind, dims = fused.dtype_of(rows), ["num_audio_tokens", self.hidden_size]
+        kind, dims = fused.dtype_of(rows), ("num_audio_tokens", self.hidden_size)
 
         def branch(name: str) -> ir.Graph:
             up, down = self.projections[name]
-            result = ir.Value(name=f"{name}_features", type=ir.TensorType(kind), shape=ir.Shape(dims))
-            return op.builder.subgraph(lambda sub: down(sub, sub.Gelu(up(sub, rows))), [], [result], name=f"project_{name}")
+            result = ir.Value(name=f"{name}_features", type=ir.TensorType(kind), shape=ir.Shape(list(dims)))
+            return op.builder.subgraph(
+                lambda sub: down(sub, sub.Gelu(up(sub, rows))), [], [result], name=f"project_{name}"
+            )
 
         out = op.If(with_image, then_branch=branch("vision"), else_branch=branch("speech"))
         return fused.set_type(out, kind, dims)

@@ -135,7 +135,9 @@ class ImageEmbed(nn.Module):
 
     def forward(self, op: OpBuilder, pixels: ir.Value, mask: ir.Value, sizes: ir.Value) -> ir.Value:
         grid = CropGrid.of(op, sizes, mask)
-        real_crops = op.Compress(op.Reshape(cast(op, pixels, self.compute), [-1, 3, IMAGE_SIZE, IMAGE_SIZE]), grid.is_real, axis=0)
+        real_crops = op.Compress(
+            op.Reshape(cast(op, pixels, self.compute), [-1, 3, IMAGE_SIZE, IMAGE_SIZE]), grid.is_real, axis=0
+        )
         real_patches = op.Compress(op.Reshape(op.Greater(mask, 0.0), [-1, SIDE, SIDE]), grid.is_real, axis=0)
         cells = self.img_processor(op, real_crops, real_patches)
         separator = op.Size(op.Slice(cells, [0], [1], [1]))  # rows of cells: where the two separators follow

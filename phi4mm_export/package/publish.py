@@ -56,7 +56,9 @@ def check_target(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MA
     if not overwrite:
         raise UsageError("the target exists already", where=str(target), fix="choose another name, or pass --overwrite")
     if target.is_symlink() or not target.is_dir():
-        raise UsageError("the target is not a folder", where=str(target), fix="remove it yourself, or choose another name")
+        raise UsageError(
+            "the target is not a folder", where=str(target), fix="remove it yourself, or choose another name"
+        )
     if any(target.iterdir()) and not any((target / name).is_file() for name in markers):
         raise UsageError(
             f"the target is a folder that holds none of {', '.join(markers)}, so it is not replaced",
@@ -71,7 +73,7 @@ def staged(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MARKERS)
 
     Raises as `check_target`, and SystemLimitError when another run holds the target.
     """
-    target = Path(os.path.abspath(target))
+    target = target.absolute()
     check_target(target, overwrite=overwrite, markers=markers)
     with _locked(target):
         recover(target)

@@ -68,7 +68,7 @@ class DataFile:
 
     def write(self, rows: NDArray[np.generic]) -> None:
         """The next bytes of the tensor begun last, little-endian."""
-        self._put(memoryview(np.ascontiguousarray(rows)).cast("B") if rows.size else b"")
+        self._put(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data if rows.size else b"")
 
     def _put(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -105,7 +105,7 @@ def write_graph(
     if streams:
         data_name = data_file_name(file_name)
         with (folder / data_name).open("xb", buffering=0) as raw:
-            out = DataFile(raw, Path(data_name).name, on_bytes)  # type: ignore[arg-type]  # FileIO is a raw BinaryIO
+            out = DataFile(raw, Path(data_name).name, on_bytes)
             for stream in streams:
                 _write_stream(out, stream, jobs)
         files.append(out.finished(data_name))

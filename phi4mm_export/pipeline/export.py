@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from phi4mm_export.checkpoint.hub import resolve_model
-from phi4mm_export.checkpoint.open import Checkpoint, HeadChoice, open_checkpoint
+from phi4mm_export.checkpoint.head import HeadChoice
+from phi4mm_export.checkpoint.hub import fetch_checkpoint, resolve_model
+from phi4mm_export.checkpoint.open import Checkpoint, open_checkpoint
 from phi4mm_export.errors import PackageError, SystemLimitError, some
 from phi4mm_export.package.borrow import copy_borrowed, open_borrowed
 from phi4mm_export.package.configs import ConfigOptions, PackageConfigs, package_configs
@@ -89,9 +90,9 @@ def export(
     contract, UsageError and SystemLimitError as their names say. After an error nothing stands under `output`.
     """
     chosen, how = recipe or Recipe.resolve(), settings or ExportSettings()
-    target = Path(os.path.abspath(output))
+    target = Path(output).expanduser().absolute()
     check_target(target, overwrite=how.overwrite)
-    source = resolve_model(str(model), revision=how.revision)
+    source = model_folder(model, how.revision, progress)
     with ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(source, adapter_paths=adapter_paths or {}, head=how.head))
         plan = plan_export(checkpoint, chosen, adapter_named=adapter_named)
@@ -113,6 +114,12 @@ def export(
         if borrowed or set(plan.recipe.components) == set(Component):
             check_staged(folder, plan.recipe.provider)
     return _report(target, plan, checkpoint, configs, tuple(files))
+
+
+def model_folder(model: str | Path, revision: str | None, progress: Progress | None = None) -> Path:
+    """The folder of a checkpoint: MODEL itself, or what its hub id is fetched into. A folder needs no network."""
+    found = resolve_model(str(model))
+    return found if isinstance(found, Path) else fetch_checkpoint(found, revision=revision, progress=progress)
 
 
 def default_jobs() -> int:

@@ -101,7 +101,9 @@ def choose_adapters(
     if not present:
         return (), ("the checkpoint holds no adapter, so none was baked: every mode runs the same weights",)
     lacking = [role for role in Role if role not in present]
-    warnings = tuple(f"the checkpoint holds no {role} adapter: {role} prompts run as the base model" for role in lacking)
+    warnings = tuple(
+        f"the checkpoint holds no {role} adapter: {role} prompts run as the base model" for role in lacking
+    )
     return (present if recipe.lora is LoraForm.GATED else ()), warnings
 
 
@@ -114,7 +116,8 @@ def _one_adapter(
     if wanted in present:
         others = [role for role in Role if role is not wanted]
         return (wanted,), tuple(
-            f"{other} and text prompts run with the {wanted} adapter's weights (--lora {recipe.lora})" for other in others
+            f"{other} and text prompts run with the {wanted} adapter's weights (--lora {recipe.lora})"
+            for other in others
         )
     if adapter_named or present:
         raise _absent(checkpoint, wanted)
@@ -142,4 +145,3 @@ def share_table(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
 def files_of(plan: ExportPlan) -> dict[str, int]:
     """Name and size of every data file; graph files are small and follow from the graphs."""
     return {data_file_name(graph.file_name): graph.data_nbytes for graph in plan.graphs if graph.streams}
-

@@ -47,7 +47,8 @@ def exact_product(left: NDArray[Any], right: NDArray[Any]) -> F64:
     bits = integer_bits(left.shape[1])
     a, a_exponent = to_integers(left, 1, bits)
     b, b_exponent = to_integers(right, 0, bits)
-    return np.ldexp(a @ b, a_exponent + b_exponent - 2 * bits)
+    product: F64 = np.ldexp(a @ b, a_exponent + b_exponent - 2 * bits)
+    return product
 
 
 def cos_sin(angles: NDArray[Any]) -> tuple[F64, F64]:

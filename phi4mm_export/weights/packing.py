@@ -35,12 +35,14 @@ def blocks_of(rows: F32, block: int) -> F32:
 def signed_peak(blocks: F32) -> F32:
     """The value of largest magnitude in every block, with its sign.  [n, b, block] -> [n, b]."""
     high, low = blocks.max(axis=-1), blocks.min(axis=-1)
-    return np.where(high >= -low, high, low)
+    peak: F32 = np.where(high >= -low, high, low)
+    return peak
 
 
 def absmax_scales(blocks: F32, bits: int) -> F32:
     """Scale so that the largest magnitude of each block is the largest positive code.  [n, b, block] -> [n, b]."""
-    return np.abs(signed_peak(blocks)) / np.float32(2 ** (bits - 1) - 1)
+    peak: F32 = np.abs(signed_peak(blocks))
+    return peak / np.float32(2 ** (bits - 1) - 1)
 
 
 def least_squares_scales(blocks: F32, bits: int) -> F32:
@@ -80,7 +82,7 @@ def decode(codes: U8, scales: F32, bits: int) -> F32:
 
 
 def pack(codes: U8, bits: int) -> U8:
-    """uint8 codes [..., block] -> bytes [..., block * bits / 8]; with 4 bits the first of two codes is the low nibble."""
+    """uint8 codes [..., block] -> bytes [..., block * bits / 8]; of two 4-bit codes the first is the low nibble."""
     if bits == 8:
         return codes
     return codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))

@@ -63,10 +63,8 @@ class StoredRows:
         return self.source.nbytes
 
     def read(self, start: int, stop: int) -> F32:
-        if len(self.source.shape) > 1:
-            stored = self.source.rows(start, stop)
-        else:
-            stored = self.source.whole()[None]
+        is_matrix = len(self.source.shape) > 1
+        stored = self.source.rows(start, stop) if is_matrix else self.source.whole()[None]
         check_finite(stored, self.source)
         wide = stored.astype(np.float32)
         return wide if self.scale == 1.0 else wide * np.float32(self.scale)

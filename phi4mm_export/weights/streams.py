@@ -22,7 +22,7 @@ from phi4mm_export.weights.rope_tables import table_rows
 from phi4mm_export.weights.rows import Rows
 
 BAND_NBYTES = 4 << 20
-"""Float32 bytes of one band: large enough that threads pay (16-row bands lose all gain), small enough to stay in memory."""
+"""Float32 bytes of one band: large enough that threads pay (16-row bands lose all gain), small in memory."""
 Band = tuple[NDArray[Any], ...]
 
 

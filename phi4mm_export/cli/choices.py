@@ -1,0 +1,73 @@
+"""Option values that are not yet what the pipelines take: providers, adapters and their folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from phi4mm_export.errors import UsageError
+from phi4mm_export.spec.contract import Provider
+from phi4mm_export.spec.model import Role
+
+
+class AdapterName(StrEnum):
+    """Values of --adapter."""
+
+    VISION = "vision"
+    SPEECH = "speech"
+    NONE = "none"
+
+
+class EncoderPrecision(StrEnum):
+    """Values of --encoder-precision."""
+
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+class Head(StrEnum):
+    """Values of --head."""
+
+    STORED = "stored"
+    TIED = "tied"
+
+
+def provider_of(name: str) -> Provider:
+    """A provider by any spelling the runtime takes. Raises UsageError naming the known ones."""
+    from phi4mm_export.spec.phi4mm_config import PROVIDER_NAMES
+
+    found = PROVIDER_NAMES.get(name.lower())
+    if found is None:
+        known = "cpu, cuda, CPUExecutionProvider, CUDAExecutionProvider"
+        raise UsageError(f"expected one of {known}, found {name!r}", where="--ep")
+    return found
+
+
+def adapter_role(name: AdapterName | None) -> Role | None:
+    """The adapter of the merged and branch forms: vision unless something else was asked for."""
+    if name is AdapterName.NONE:
+        return None
+    return Role(name or AdapterName.VISION)
+
+
+def adapter_paths(given: Sequence[str] | None, adapter: AdapterName | None) -> dict[Role, Path]:
+    """`[ROLE=]DIR` texts by role; a bare DIR takes the role of --adapter. Raises UsageError for a role given twice."""
+    found: dict[Role, Path] = {}
+    for text in given or ():
+        name, separator, folder = text.partition("=")
+        named = bool(separator) and name in set(Role)
+        role = Role(name) if named else adapter_role(adapter)
+        if role is None:
+            raise UsageError(
+                "--adapter none bakes no adapter, so this folder has no role",
+                where=f"--adapter-path {text}",
+                fix="write vision=DIR or speech=DIR",
+            )
+        if role in found:
+            raise UsageError(f"two folders for the {role} adapter", where=f"--adapter-path {text}", fix="name one")
+        path = Path(folder if named else text)
+        if not path.is_dir():
+            raise UsageError("expected a PEFT adapter folder, found none", where=str(path), fix="check the path")
+        found[role] = path
+    return found
