@@ -57,11 +57,13 @@ def _examine(package: OpenedPackage) -> tuple[list[Finding], list[DataFile]]:
             if path is not None:
                 by_file.setdefault(path, []).extend((graph, item) for item in ranges)
     files: list[DataFile] = []
+    neighbours = _neighbour_spans(package)
     for path, uses in sorted(by_file.items()):
         name, nbytes = _name(package, path), path.stat().st_size
         findings += _overruns(name, nbytes, uses)
         findings += _overlaps(name, uses)
-        used, holes = _coverage(path, nbytes, [(item.offset, item.end) for _, item in uses])
+        spans = [(item.offset, item.end) for _, item in uses] + neighbours.get(real_path(path), [])
+        used, holes = _coverage(path, nbytes, spans)
         orphaned = sum(stop - start for start, stop in holes)
         files.append(DataFile(name, nbytes, used, orphaned))
         if orphaned:
@@ -86,6 +88,15 @@ def _examine(package: OpenedPackage) -> tuple[list[Finding], list[DataFile]]:
             )
         )
     return findings, files + stray
+
+
+def _neighbour_spans(package: OpenedPackage) -> dict[Path, list[tuple[int, int]]]:
+    """Bytes that graphs beside the one at hand refer to, by data file."""
+    spans: dict[Path, list[tuple[int, int]]] = {}
+    for graph in package.neighbours:
+        for item in data_ranges(graph.model)[0]:
+            spans.setdefault(real_path(graph.folder / item.location), []).append((item.offset, item.end))
+    return spans
 
 
 def _tensor_faults(graph: OpenedGraph, faults: Iterable[Fault]) -> Iterator[Finding]:

@@ -55,6 +55,7 @@ class OpenedPackage:
     graphs: Mapping[Component, OpenedGraph]
     others: tuple[OpenedGraph, ...]
     findings: tuple[Finding, ...]
+    neighbours: tuple[OpenedGraph, ...] = ()
 
     def section(self, name: str) -> Mapping[str, Any]:
         """`model.NAME` of the config; {} where it is absent or no object."""
@@ -98,10 +99,18 @@ def open_package(folder: Path) -> OpenedPackage:
 
 
 def open_file(path: Path) -> OpenedPackage:
-    """A single .onnx file as a package without a config. Raises PackageError if it is no ONNX model."""
-    model = load_graph(path)
-    opened = OpenedGraph(path.name, path, model, graph_io(model.graph))
-    return OpenedPackage(path.parent, {}, {}, (opened,), ())
+    """A single .onnx file as a package without a config. Raises PackageError if it is no ONNX model.
+
+    `neighbours` are the other graphs of its folder: they may share its data files.
+    """
+    opened = _load(path, path.name, None)
+    neighbours = []
+    for other in sorted(path.parent.glob("*.onnx")):
+        if other.name != path.name and other.is_file():
+            found = _open_graph(path.parent, other.name, [], None)
+            if found is not None:
+                neighbours.append(found)
+    return OpenedPackage(path.parent, {}, {}, (opened,), (), tuple(neighbours))
 
 
 def is_inside_name(file: str) -> bool:
@@ -155,24 +164,26 @@ def _graph_files(folder: Path, config: Mapping[str, Any]) -> dict[Component, str
 
 
 def _open_graph(folder: Path, file: str, findings: list[Finding], component: Component | None) -> OpenedGraph | None:
-    path = folder / file
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise PackageError("the graph is no plain file", fix="put the ONNX file there")
-        if status.st_size > MAX_GRAPH_NBYTES:
-            raise PackageError(
-                f"the graph file has {status.st_size:,} bytes, a protobuf at most {MAX_GRAPH_NBYTES:,}",
-                fix="keep the weights in external data",
-            )
-        model = load_graph(path, where=file)
+        return _load(folder / file, file, component)
     except FileNotFoundError:
         findings.append(error("C201", file, "the graph file is missing", fix="put the file back"))
-        return None
     except PackageError as err:
         findings.append(error("C201", file, err.what, fix=err.fix))
-        return None
     except OSError as err:
         findings.append(error("C201", file, f"the graph cannot be read: {err.strerror or err}"))
-        return None
+    return None
+
+
+def _load(path: Path, file: str, component: Component | None) -> OpenedGraph:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise PackageError("the graph is no plain file", where=file, fix="put the ONNX file there")
+    if status.st_size > MAX_GRAPH_NBYTES:
+        raise PackageError(
+            f"the graph file has {status.st_size:,} bytes, a protobuf at most {MAX_GRAPH_NBYTES:,}",
+            where=file,
+            fix="keep the weights in external data",
+        )
+    model = load_graph(path, where=file)
     return OpenedGraph(file, path, model, graph_io(model.graph), component)
