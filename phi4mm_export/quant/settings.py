@@ -1,0 +1,120 @@
+"""What a quantization is asked for, and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from phi4mm_export.errors import UsageError
+from phi4mm_export.package.write import WrittenFile
+
+BITS = (4, 8)
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+"""What MatMulNBits accepts. Source: ONNX Runtime, docs/ContribOperators.md."""
+DEFAULT_DAMP = 0.01
+"""Damping as a share of the mean diagonal of the Hessian. Source: GPTQ (arXiv 2210.17323), section 3.3."""
+
+
+class Method(StrEnum):
+    """How the codes are chosen."""
+
+    GPTQ = "gptq"
+    RTN = "rtn"
+    NONE = "none"
+
+
+class Order(StrEnum):
+    """In which order GPTQ visits the input channels; the stored order never changes."""
+
+    ACT = "act"
+    NATURAL = "natural"
+
+
+@dataclass(frozen=True)
+class QuantSettings:
+    """Every choice of a quantization; all of them are part of the cache keys.
+
+    exclude, include: globs over node names and weight names. damp: share of the Hessian's mean diagonal.
+    budget_nbytes: bytes all quantized weights may take together; layers that gain most get 8 bits.
+    seed: recorded with the result and part of the cache keys; the algorithms draw nothing at random.
+    exact: linear algebra whose bits do not depend on the BLAS kernel or its thread count.
+    """
+
+    method: Method = Method.GPTQ
+    bits: int = 4
+    block_size: int = 32
+    symmetric: bool = True
+    damp: float = DEFAULT_DAMP
+    order: Order = Order.ACT
+    sequential: bool = True
+    bias_correction: bool = True
+    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    accuracy_level: int = 0
+    budget_nbytes: int | None = None
+    seed: int = 0
+    jobs: int = 1
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise UsageError(f"{self.bits} bits were asked for", fix="choose 4 or 8")
+        if self.block_size not in BLOCK_SIZES:
+            raise UsageError(
+                f"a block size of {self.block_size} was asked for", fix=f"choose {', '.join(map(str, BLOCK_SIZES))}"
+            )
+        if not 0 < self.damp < 1:
+            raise UsageError(f"a damping of {self.damp:g} was asked for", fix="choose a share between 0 and 1")
+        if self.accuracy_level not in range(5):
+            raise UsageError(f"accuracy level {self.accuracy_level} was asked for", fix="choose 0 to 4")
+        if self.jobs < 1:
+            raise UsageError(f"{self.jobs} jobs were asked for", fix="choose 1 or more")
+
+
+class CalibrationReader(Protocol):
+    """onnxruntime's CalibrationDataReader protocol; `rewind()` is used where a reader has it."""
+
+    def get_next(self) -> Mapping[str, NDArray[Any]] | None:
+        """One sample (graph input name -> array), or None at the end."""
+        ...
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What became of one weight.
+
+    method_used: "gptq", "rtn" or "kept" (left in float). error_before, error_after: relative L2 error of the layer's
+    own output over the calibration inputs, for rounding to nearest and for what was written; None without calibration.
+    damp: the damping really added to the Hessian's diagonal, as a share of its mean. nbytes: codes, scales, zeros.
+    """
+
+    name: str
+    weight: str
+    K: int
+    N: int
+    bits: int
+    block_size: int
+    method_used: str
+    reason: str
+    damp: float
+    error_before: float | None
+    error_after: float | None
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class QuantResult:
+    """The finished graph. `layers` in graph order; nbytes count the weights of these layers before and after."""
+
+    layers: tuple[LayerReport, ...]
+    files: tuple[WrittenFile, ...]
+    nbytes_before: int
+    nbytes_after: int
+    samples: int
+    reused: int = 0
+    """Layers whose result was taken from the work folder."""
