@@ -25,6 +25,7 @@ ROPE_SWITCH = 4096
 """Beyond this many tokens the model rotates its keys differently: og needs a new Generator with the whole sequence
 then. `phi4mm run` does that; this example stays below."""
 NEW_TOKENS = 24
+END_OF_TURN = "<|end|>"
 
 
 def picture_bytes(path: Path | None) -> bytes:
@@ -56,21 +57,38 @@ def sound_bytes(path: Path | None) -> bytes:
     return buffer.getvalue()
 
 
-def answer(model: og.Model, processor: og.MultiModalProcessor, prompt: str, **media: object) -> str:
-    """The greedy answer to one request. A second picture or clip needs a new Generator: make one per request."""
+def start(model: og.Model, processor: og.MultiModalProcessor, prompt: str, **media: object) -> og.Generator:
+    """A Generator for one request. A second picture or clip needs a new one; text turns can follow."""
     inputs = processor(f"<|user|>\n{prompt}<|end|>\n<|assistant|>\n", **media)
     prompt_tokens = inputs["input_ids"].as_numpy().shape[1]
     params = og.GeneratorParams(model)
-    # The cache is reserved for max_length tokens: ask for no more than the request needs.
-    params.set_search_options(max_length=min(prompt_tokens + NEW_TOKENS, ROPE_SWITCH), do_sample=False)
+    # The cache is reserved for max_length tokens: ask for no more than the conversation needs.
+    params.set_search_options(max_length=min(prompt_tokens + 3 * NEW_TOKENS, ROPE_SWITCH), do_sample=False)
     generator = og.Generator(model, params)
     generator.set_inputs(inputs)
-    stream = processor.create_stream()
+    return generator
+
+
+def answer(generator: og.Generator, tokenizer: og.Tokenizer) -> str:
+    """The greedy answer, up to its end token or NEW_TOKENS."""
+    stream = tokenizer.create_stream()
     pieces = []
-    while not generator.is_done():
+    while len(pieces) < NEW_TOKENS and not generator.is_done():
         generator.generate_next_token()
         pieces.append(stream.decode(generator.get_next_tokens()[0]))
     return "".join(pieces)
+
+
+def ask_again(generator: og.Generator, tokenizer: og.Tokenizer, prompt: str) -> None:
+    """Append a text turn; the pictures and clips of the first turn, and the adapter they chose, stay.
+
+    og 0.18 never runs the last generated token when more are appended, so it is taken back and given again.
+    """
+    sequence = generator.get_sequence(0)
+    end = "" if sequence[-1] == tokenizer.to_token_id(END_OF_TURN) else END_OF_TURN
+    turn = f"{end}\n<|user|>\n{prompt}<|end|>\n<|assistant|>\n"
+    generator.rewind_to(len(sequence) - 1)
+    generator.append_tokens([*sequence[-1:], *tokenizer.encode(turn)])
 
 
 def main() -> None:
@@ -83,13 +101,18 @@ def main() -> None:
 
     model = og.Model(str(args.package))
     processor = model.create_multimodal_processor()
+    tokenizer = og.Tokenizer(model)
     images = og.Images.open_bytes(picture_bytes(args.image))
     audios = og.Audios.open_bytes(sound_bytes(args.audio))
 
-    print("text: ", answer(model, processor, "What is a spectrogram?"))
-    print("image:", answer(model, processor, "<|image_1|>\nWhat is shown?", images=images))
-    print("audio:", answer(model, processor, "<|audio_1|>\nWhat is said?", audios=audios))
-    print("both: ", answer(model, processor, "<|image_1|>\n<|audio_1|>\nAnswer.", images=images, audios=audios))
+    print("text: ", answer(start(model, processor, "What is a spectrogram?"), tokenizer))
+    shown = start(model, processor, "<|image_1|>\nWhat is shown?", images=images)
+    print("image:", answer(shown, tokenizer))
+    ask_again(shown, tokenizer, "Which colour has it?")
+    print("again:", answer(shown, tokenizer))
+    print("audio:", answer(start(model, processor, "<|audio_1|>\nWhat is said?", audios=audios), tokenizer))
+    both = start(model, processor, "<|image_1|>\n<|audio_1|>\nAnswer.", images=images, audios=audios)
+    print("both: ", answer(both, tokenizer))
 
 
 if __name__ == "__main__":

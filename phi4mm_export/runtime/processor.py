@@ -95,11 +95,11 @@ def open_processor(package: RunPackage) -> Processor:
     with native_errors(package):
         config = genai.Config(str(package.path))
         config.clear_providers()
-        for component in Component:
-            file = package.graph(component)
-            if file is not None:
-                name = file.relative_to(package.path).as_posix()
-                config.add_model_data(name, _hollow_graph(file, name))
+        files = [file for component in Component if (file := package.graph(component)) is not None]
+        names = [file.relative_to(package.path).as_posix() for file in files]
+        graphs = [_hollow_graph(file, name) for file, name in zip(files, names, strict=True)]
+        for name, graph in zip(names, graphs, strict=True):
+            config.add_model_data(name, graph)  # og keeps the address, not a copy: `graphs` must live until the load
         model = genai.Model(config)
     return Processor(genai, model, package)
 
