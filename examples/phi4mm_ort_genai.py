@@ -72,7 +72,7 @@ def start(model: og.Model, processor: og.MultiModalProcessor, prompt: str, **med
 def answer(generator: og.Generator, tokenizer: og.Tokenizer) -> str:
     """The greedy answer, up to its end token or NEW_TOKENS."""
     stream = tokenizer.create_stream()
-    pieces = []
+    pieces: list[str] = []
     while len(pieces) < NEW_TOKENS and not generator.is_done():
         generator.generate_next_token()
         pieces.append(stream.decode(generator.get_next_tokens()[0]))
