@@ -37,6 +37,8 @@ class TypedNode:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     schema: Schema | None
+    declared: tuple[str, ...] = ()
+    """What the graph itself says of the outputs."""
 
     @property
     def bound(self) -> list[Binding]:
@@ -117,7 +119,8 @@ class _Walker:
             if edge and not dtype and schema is not None:
                 dtype = _output_type(name, operator, schema, inputs, index, opset or 0)
             outputs.append((dtype or types.get(edge, "")) if edge else "")
-        return TypedNode(place, node, name, opset, inputs, tuple(outputs), schema)
+        declared = tuple(types.get(edge, "") if edge else "" for edge in node.output)
+        return TypedNode(place, node, name, opset, inputs, tuple(outputs), schema, declared)
 
 
 def _results(node: onnx.NodeProto, graph: onnx.GraphProto, inner: Types) -> list[str]:

@@ -95,7 +95,10 @@ def _judge(node: TypedNode, provider: Provider, tally: _Tally) -> None:
 
 
 def _clash(node: TypedNode) -> str:
-    """Inputs that share a type parameter and differ, which onnxruntime refuses at load: "T: float and float16"."""
+    """Edges that share a type parameter and differ, which onnxruntime refuses at load: "T: float and float16"."""
+    for edge, given, stated in zip(node.node.output, node.outputs, node.declared, strict=True):
+        if given and stated and given != stated:
+            return f"{edge}: {given} where the graph declares {stated}"
     if node.operator in HETEROGENEOUS:
         return ""
     seen: dict[str, str] = {}
@@ -175,7 +178,7 @@ def _kernel_advice(operator: str, types: str, provider: Provider) -> str:
         return "export the decoder with --ep cuda (float16): there is no float32 kernel"
     if "bfloat16" in types:
         return "export in float16 or float32"
-    return f"export for this provider (--ep {provider})"
+    return f"cast to a type that has a kernel, or export for this provider (--ep {provider})"
 
 
 def _slow_int8(graph: OpenedGraph, provider: Provider) -> Iterator[Finding]:

@@ -59,9 +59,7 @@ def report_lines(report: object, *, tensors: bool) -> list[str]:
     matched = sum(row.status == "match" for row in report.rows)
     judged = sum(row.status not in ("absent", "overridable") for row in report.rows)
     lines.append(f"contract {report.contract}: {matched} of {judged} tensors match")
-    counts = {severity: len(report.of(severity)) for severity in Severity}
+    errors, warnings, notes = (len(report.of(severity)) for severity in Severity)
     verdict = "ok" if report.ok else "not ok"
-    lines.append(
-        f"{verdict}: {counts[Severity.ERROR]} errors, {counts[Severity.WARNING]} warnings, {counts[Severity.NOTE]} notes"
-    )
+    lines.append(f"{verdict}: {errors} errors, {warnings} warnings, {notes} notes")
     return lines
