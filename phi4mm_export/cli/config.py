@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from phi4mm_export.cli import render
-from phi4mm_export.cli.options import JsonFlag, Quiet
+from phi4mm_export.cli.options import JsonFlag
 
 
 def command(
@@ -34,7 +34,6 @@ def command(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written; write nothing.")] = False,
     json: JsonFlag = False,
-    quiet: Quiet = False,
 ) -> None:
     """Map the runtime's names to the graphs' own, and say what cannot be mapped."""
     from phi4mm_export.pipeline.config import config
@@ -69,8 +68,6 @@ def command(
         return
     for warning in result.warnings:
         render.warning(warning)
-    if quiet:
-        return
     for component, file in result.graphs.items():
         render.text(f"{component:<10} {file}")
     for key, name in result.renamed.items():

@@ -127,6 +127,14 @@ def config(
     )
 
 
+def _existing_folder(path: Path, role: str) -> Path:
+    for folder in (path, path.expanduser()):
+        if folder.is_dir():
+            return folder
+    found = "a file" if path.exists() else "nothing"
+    raise UsageError(f"expected a {role} folder, found {found}", where=str(path), fix="pass the folder's path")
+
+
 def read_model_config(checkpoint: Path) -> ModelConfig:
     """The dimensions that a checkpoint's config.json states; weights are neither needed nor read.
 

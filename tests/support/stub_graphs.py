@@ -30,6 +30,10 @@ FLAT = {
 }
 
 
+RAMP = {"zero": 0, "vocab": VOCAB, "step": 1}
+"""Logits are a multiple of 0 .. VOCAB - 1: a small file for a large vocabulary."""
+
+
 def save(
     path: Path,
     inputs: Sequence[Border],
@@ -82,7 +86,11 @@ def decoder(
         (name("attention_mask"), INT64, ["batch_size", "total_sequence_length"]),
     ]
     outputs: list[Border] = [(name("logits"), FLOAT, ["batch_size", "sequence_length", VOCAB])]
-    nodes = [helper.make_node("MatMul", [name("inputs_embeds"), "head"], [name("logits")])]
+    nodes = [
+        helper.make_node("ReduceSum", [name("inputs_embeds"), "minus_one"], ["level"], keepdims=1),
+        helper.make_node("Range", ["zero", "vocab", "step"], ["ramp"]),
+        helper.make_node("Mul", ["level", "ramp"], [name("logits")]),
+    ]
     for layer in range(layers):
         pair = [
             (name("past_key_values.%d." + kind) % layer, name("present.%d." + kind) % layer)
@@ -104,7 +112,8 @@ def decoder(
     if attention == "GroupQueryAttention":
         nodes = [*_lengths(name("attention_mask")), *nodes]
     weights = [
-        numpy_helper.from_array(np.linspace(-1, 1, HIDDEN * VOCAB, dtype=np.float32).reshape(HIDDEN, VOCAB), "head"),
+        *(numpy_helper.from_array(np.float32(value), name) for name, value in RAMP.items()),
+        numpy_helper.from_array(np.array([-1], np.int64), "minus_one"),
         numpy_helper.from_array(np.ones((HIDDEN, 3 * HEAD_DIM), np.float32), "qkv"),
         numpy_helper.from_array(np.array([1], np.int64), "one"),
     ]
@@ -179,15 +188,20 @@ def embedding(path: Path, *, names: Mapping[str, str] | None = None) -> None:
     def name(official: str) -> str:
         return call.get(official, official)
 
-    table = np.random.default_rng(0).standard_normal((VOCAB, HIDDEN)).astype(np.float32)
     inputs: list[Border] = [
         (name("input_ids"), INT64, ["batch_size", "sequence_length"]),
         (name("image_features"), FLOAT, ["num_image_tokens", HIDDEN]),
         (name("audio_features"), FLOAT, ["num_audio_tokens", HIDDEN]),
     ]
     outputs: list[Border] = [(name("inputs_embeds"), FLOAT, ["batch_size", "sequence_length", HIDDEN])]
-    node = helper.make_node("Gather", ["table", name("input_ids")], [name("inputs_embeds")])
-    save(path, inputs, outputs, [node], [numpy_helper.from_array(table, "table")])
+    nodes = [
+        helper.make_node("Cast", [name("input_ids")], ["levels"], to=FLOAT),
+        helper.make_node("Unsqueeze", ["levels", "last_axis"], ["column"]),
+        helper.make_node("Mul", ["column", "row"], [name("inputs_embeds")]),
+    ]
+    row = np.linspace(-1, 2, HIDDEN, dtype=np.float32)
+    weights = [numpy_helper.from_array(row, "row"), numpy_helper.from_array(np.array([-1], np.int64), "last_axis")]
+    save(path, inputs, outputs, nodes, weights)
 
 
 def four_graphs(folder: Path, *, files: Mapping[str, str] = NESTED) -> Path:
