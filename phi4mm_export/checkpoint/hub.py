@@ -52,9 +52,9 @@ def resolve_model(text: str) -> Path | str:
     slash, or below a folder that exists.
     """
     for candidate in (Path(text), Path(text).expanduser()):
-        if candidate.is_dir():
+        if text and candidate.is_dir():
             return candidate
-    if Path(text).exists():
+    if text and Path(text).exists():
         raise UsageError("expected a checkpoint folder or a hub id, found a file", where=text, fix="pass its folder")
     owner = text.partition("/")[0]
     if not _HUB_ID.fullmatch(text) or ".." in text or "--" in text or Path(owner).exists():

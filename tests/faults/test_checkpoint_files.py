@@ -224,14 +224,14 @@ def damage(data: bytearray, head: int, random_bits: random.Random) -> None:
         data[place] = random_bits.choice((0, 255, (data[place] + 1) % 256, data[place] ^ 4))
 
 
-def test_two_thousand_damaged_headers_give_a_sentence_or_the_same_extents(tmp_path: Path) -> None:
+def test_a_thousand_damaged_headers_give_a_sentence_or_the_same_extents(tmp_path: Path) -> None:
     path = tmp_path / NAME
     ck.write_safetensors(path, {"m.a": A, "m.layers.0.b": ck.Stored((4,), "F32"), "m.c": ck.Stored((2, 2), "F16")})
     whole = path.read_bytes()
     head = len(whole) - 36
     random_bits = random.Random(4)
     refused = 0
-    for _ in range(2000):
+    for _ in range(1000):
         data = bytearray(whole)
         damage(data, head, random_bits)
         path.write_bytes(data)
@@ -240,4 +240,4 @@ def test_two_thousand_damaged_headers_give_a_sentence_or_the_same_extents(tmp_pa
             assert [(t.offset - head, t.shape) for t in tensors] == [(0, (2, 3)), (12, (4,)), (28, (2, 2))]
             continue
         refused += 1
-    assert refused > 1500
+    assert refused > 750
