@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from phi4mm_export.errors import PackageError
+from phi4mm_export.package.manifest import MANIFEST_FILE
+from phi4mm_export.spec.json_text import json_bytes, read_object
 
 
 def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -25,3 +30,28 @@ def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
     finally:
         for temporary in beside.values():
             temporary.unlink(missing_ok=True)
+
+
+def with_manifest(folder: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files, and the folder's manifest with their new sizes and digests if it has one.
+
+    Raises PackageError for a manifest that cannot be read.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.exists():
+        return dict(files)
+    manifest = read_object(path, error=PackageError)
+    listed = manifest.get("files")
+    entries = {entry["name"]: entry for entry in listed if _is_entry(entry)} if isinstance(listed, list) else None
+    if entries is None or len(entries) != len(listed or ()):
+        raise PackageError(
+            "expected a list of files with their names", where=f"{MANIFEST_FILE}: files", fix="remove the manifest"
+        )
+    for name, data in files.items():
+        entries[name] = {"name": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest["files"] = [entries[name] for name in sorted(entries)]
+    return {**files, MANIFEST_FILE: json_bytes(manifest)}
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("name"), str)

@@ -16,7 +16,7 @@ from phi4mm_export.package.cache_names import grows_by_concat
 from phi4mm_export.package.configs import ConfigOptions, runtime_configs
 from phi4mm_export.package.graph_io import GraphIo, graph_io, load_graph
 from phi4mm_export.package.map_graphs import GraphMap, component_of, map_graph, stand_ins
-from phi4mm_export.package.replace import replace_files
+from phi4mm_export.package.replace import replace_files, with_manifest
 from phi4mm_export.package.tokenizer import REQUIRED_FILES, read_added_tokens
 from phi4mm_export.spec.config_json import parse_config
 from phi4mm_export.spec.contract import FILE_NAMES, Component, FloatType, PackageLayout, Provider
@@ -110,8 +110,9 @@ def config(
     )
     names = {part: mapped.names for part, mapped in maps.items()}
     configs = runtime_configs(model, dims, options, special=special, graphs=names, share_cache=share_cache)
+    files = with_manifest(package, configs.files)
     if not dry_run:
-        replace_files(package, configs.files)
+        replace_files(package, files)
     remarks += [str(gap) for mapped in maps.values() for gap in mapped.gaps]
     remarks += _other_remarks(package, share_cache=share_cache, adapters=adapters, graphs=graphs)
     return ConfigResult(

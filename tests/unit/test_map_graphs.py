@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from phi4mm_export.errors import PackageError
 from phi4mm_export.package.cache_names import CacheNames, cache_names, grows_by_concat
 from phi4mm_export.package.graph_io import GraphIo, TensorIo
 from phi4mm_export.package.map_graphs import component_of, map_graph, stand_ins
-from phi4mm_export.package.replace import replace_files
+from phi4mm_export.package.replace import replace_files, with_manifest
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.phi4mm_config import OFFICIAL_NAMES
 
@@ -250,3 +252,25 @@ def test_nothing_is_replaced_when_one_file_cannot_be_written(tmp_path: Path) -> 
     with pytest.raises(OSError, match="missing folder"):
         replace_files(tmp_path, {"a.json": b"new", "missing folder/b.json": b"b"})
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+def test_the_manifest_follows_the_files_that_it_lists(tmp_path: Path) -> None:
+    other = {"name": "z.onnx", "size": 1, "sha256": "00"}
+    old = {"name": "a.json", "size": 3, "sha256": "11"}
+    (tmp_path / "phi4mm.json").write_text(json.dumps({"schema_version": 1, "files": [old, other]}), encoding="utf-8")
+    files = with_manifest(tmp_path, {"a.json": b""})
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert json.loads(files["phi4mm.json"]) == {
+        "schema_version": 1,
+        "files": [{"name": "a.json", "size": 0, "sha256": empty}, other],
+    }
+
+
+def test_a_package_without_a_manifest_gets_none(tmp_path: Path) -> None:
+    assert with_manifest(tmp_path, {"a.json": b"{}"}) == {"a.json": b"{}"}
+
+
+def test_a_manifest_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "phi4mm.json").write_text('{"files": {}}', encoding="utf-8")
+    with pytest.raises(PackageError, match=r"phi4mm\.json: files"):
+        with_manifest(tmp_path, {"a.json": b"{}"})
