@@ -7,15 +7,13 @@ Example: phi4mm export microsoft/Phi-4-multimodal-instruct -o phi4mm-int8 --prec
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from phi4mm_export.cli import export_options as options
 from phi4mm_export.cli import render
-from phi4mm_export.cli.choices import AdapterName, EncoderPrecision, Head, adapter_paths, adapter_role, provider_of
+from phi4mm_export.cli.choices import adapter_paths, adapter_role, provider_of
 from phi4mm_export.cli.options import JsonFlag, OutputDir, Overwrite, Quiet, Verbose
-from phi4mm_export.spec.contract import Component, PackageLayout
+from phi4mm_export.spec.contract import PackageLayout
 from phi4mm_export.spec.recipe import LoraForm, Precision
 
 if TYPE_CHECKING:
@@ -23,48 +21,31 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Folder of a checkpoint, or a hub id.")],
+    model: options.Model,
     output: OutputDir,
-    component: Annotated[list[Component] | None, typer.Option(help="Only these graphs; repeatable.")] = None,
-    ep: Annotated[str, typer.Option(help="Execution provider: cpu or cuda. The float type follows it.")] = "cpu",
-    precision: Annotated[Precision, typer.Option(help="Decoder weights.")] = Precision.INT8,
-    encoder_precision: Annotated[EncoderPrecision | None, typer.Option(help="Vision and speech weights.")] = None,
-    embedding_precision: Annotated[Precision | None, typer.Option(help="Token table.")] = None,
-    lora_precision: Annotated[Precision | None, typer.Option(help="Adapters; as the decoder by default.")] = None,
-    block_size: Annotated[
-        int | None, typer.Option(help="Weights per scale: 16 to 256; default 128 for int8, 32 for int4.")
-    ] = None,
-    accuracy_level: Annotated[
-        int | None, typer.Option(help="MatMulNBits accuracy level, 0 to 4; default 4 on cpu, 0 on cuda.")
-    ] = None,
-    lora: Annotated[LoraForm, typer.Option(help="How the adapters reach the decoder.")] = LoraForm.GATED,
-    adapter: Annotated[
-        AdapterName | None, typer.Option(help="The adapter of --lora merged and branch; default vision.")
-    ] = None,
-    adapter_path: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[ROLE=]DIR", help="PEFT folder that replaces the built-in adapter of its role; repeatable."
-        ),
-    ] = None,
-    layout: Annotated[PackageLayout, typer.Option(help="File names.")] = PackageLayout.FLAT,
-    from_package: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Take what is not exported from this package, unchanged.")
-    ] = None,
-    max_length: Annotated[int | None, typer.Option(help="search.max_length; default the context length.")] = None,
-    memory_budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Largest max_length whose cache fits, e.g. 4GiB.")
-    ] = None,
-    full_logits: Annotated[bool, typer.Option(help="Logits of every position, not only the last.")] = False,
-    head: Annotated[Head | None, typer.Option(help="Which head counts when a tied one is also stored.")] = None,
-    release_arena: Annotated[bool, typer.Option(help="Give encoder memory back after each run.")] = False,
-    original_audio_limit: Annotated[
-        bool, typer.Option(help="Cut clips at 30 s as the runtime does by default.")
-    ] = False,
-    revision: Annotated[str | None, typer.Option(help="Commit, branch or tag of a hub id.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Threads; never changes a byte.")] = None,
+    component: options.Components = None,
+    ep: options.Ep = "cpu",
+    precision: options.DecoderPrecision = Precision.INT8,
+    encoder_precision: options.EncoderWeights = None,
+    embedding_precision: options.TableWeights = None,
+    lora_precision: options.LoraWeights = None,
+    block_size: options.BlockSize = None,
+    accuracy_level: options.AccuracyLevel = None,
+    lora: options.Form = LoraForm.GATED,
+    adapter: options.Adapter = None,
+    adapter_path: options.AdapterPath = None,
+    layout: options.FileLayout = PackageLayout.FLAT,
+    from_package: options.FromPackage = None,
+    max_length: options.MaxLength = None,
+    memory_budget: options.MemoryBudget = None,
+    full_logits: options.FullLogits = False,
+    head: options.HeadChoice = None,
+    release_arena: options.ReleaseArena = False,
+    original_audio_limit: options.OriginalAudioLimit = False,
+    revision: options.Revision = None,
+    jobs: options.Jobs = None,
     overwrite: Overwrite = False,
-    dry_run: Annotated[bool, typer.Option(help="Say what would be written, and stop.")] = False,
+    dry_run: options.DryRun = False,
     json: JsonFlag = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,

@@ -103,10 +103,14 @@ def quantize_rows(rows: F32, bits: int, block: int, scale_type: np.dtype[Any]) -
 
     rows: float32 [n, K]. Returns bytes uint8 [n, ceil(K/block), block*bits/8] and scales [n, ceil(K/block)] in
     `scale_type`; codes are chosen for the scales as they are stored.
+    Raises OverflowError when a scale does not fit `scale_type`.
     """
     blocks = blocks_of(rows, block)
     scales = absmax_scales(blocks, bits) if bits == 8 else least_squares_scales(blocks, bits)
-    stored = scales.astype(scale_type)
+    with np.errstate(over="ignore"):
+        stored = scales.astype(scale_type)
+    if not np.isfinite(stored).all():
+        raise OverflowError(f"a scale does not fit {scale_type}")
     return pack(encode(blocks, stored.astype(np.float32), bits), bits), stored
 
 

@@ -89,10 +89,10 @@ def packed_stream(qweight: TensorSpec, scales: TensorSpec, rows: Rows, *, bits: 
 
     def compute(start: int, stop: int) -> Band:
         values = rows.read(start, stop)
-        packed, stored = quantize_rows(values, bits, block_size, scale_type)
-        if not np.isfinite(stored).all():
-            raise _overflow(scales, rows, float(np.abs(values).max()))
-        return packed, stored
+        try:
+            return quantize_rows(values, bits, block_size, scale_type)
+        except OverflowError as err:
+            raise _overflow(scales, rows, float(np.abs(values).max())) from err
 
     return Stream((qweight, scales), rows.height, _band_of(rows.width), compute, rows.nbytes_read)
 

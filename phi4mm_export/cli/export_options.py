@@ -1,0 +1,45 @@
+"""The options of `phi4mm export`: their types and help texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phi4mm_export.cli.choices import AdapterName, EncoderPrecision, Head
+from phi4mm_export.spec.contract import Component, PackageLayout
+from phi4mm_export.spec.recipe import LoraForm, Precision
+
+Option = typer.Option
+
+Model = Annotated[str, typer.Argument(help="Folder of a checkpoint, or a hub id.")]
+Components = Annotated[list[Component] | None, Option("--component", help="Only these graphs; repeatable.")]
+Ep = Annotated[str, Option(help="Execution provider: cpu or cuda. The float type follows it.")]
+DecoderPrecision = Annotated[Precision, Option(help="Decoder weights.")]
+EncoderWeights = Annotated[EncoderPrecision | None, Option(help="Vision and speech weights.")]
+TableWeights = Annotated[Precision | None, Option(help="Token table.")]
+LoraWeights = Annotated[Precision | None, Option(help="Adapters; as the decoder by default.")]
+BlockSize = Annotated[int | None, Option(help="Weights per scale: 16 to 256; default 128 for int8, 32 for int4.")]
+AccuracyLevel = Annotated[int | None, Option(help="MatMulNBits accuracy level, 0 to 4; default 4 on cpu, 0 on cuda.")]
+Form = Annotated[LoraForm, Option(help="How the adapters reach the decoder.")]
+Adapter = Annotated[AdapterName | None, Option(help="The adapter of --lora merged and branch; default vision.")]
+AdapterPath = Annotated[
+    list[str] | None,
+    Option(metavar="[ROLE=]DIR", help="PEFT folder that replaces the built-in adapter of its role; repeatable."),
+]
+FileLayout = Annotated[PackageLayout, Option(help="File names: as published, or one folder per graph.")]
+FromPackage = Annotated[
+    Path | None, Option(metavar="DIR", help="Take what is not exported from this package, unchanged.")
+]
+MaxLength = Annotated[int | None, Option(help="search.max_length; default the context length.")]
+MemoryBudget = Annotated[
+    str | None, Option(metavar="SIZE", help="Largest max_length whose cache fits, for example 4GiB.")
+]
+FullLogits = Annotated[bool, Option(help="Logits of every position, not only the last.")]
+HeadChoice = Annotated[Head | None, Option(help="Which head counts when a tied one is also stored.")]
+ReleaseArena = Annotated[bool, Option(help="Give the encoders' memory back after each of their runs.")]
+OriginalAudioLimit = Annotated[bool, Option(help="Cut clips at 30 s, as the runtime does by default.")]
+Revision = Annotated[str | None, Option(help="Commit, branch or tag of a hub id.")]
+Jobs = Annotated[int | None, Option(min=1, help="Threads; never changes a byte.")]
+DryRun = Annotated[bool, Option(help="Say what would be written, and stop.")]
