@@ -51,7 +51,7 @@ def resolve_model(text: str) -> Path | str:
     reads like a path: absolute, starting with `.` or `~`, with a backslash, a trailing slash, more or fewer than one
     slash, or below a folder that exists.
     """
-    for candidate in (Path(text), Path(text).expanduser()):
+    for candidate in (Path(text), _home_expanded(text)):
         if text and candidate.is_dir():
             return candidate
     if text and Path(text).exists():
@@ -119,6 +119,13 @@ def fetch_checkpoint(model_id: str, *, revision: str | None = None, progress: By
             f"the snapshot's folder is not named by a commit: {path.name}", where=named, fix="clear the hub's cache"
         )
     return path
+
+
+def _home_expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # a user this machine does not know
+        return Path(text)
 
 
 def snapshot_commit(folder: Path) -> str | None:

@@ -201,9 +201,9 @@ class Dimensions:
         section, key = _resolve(self.config, path)
         stated = section.integer(key) if section.get(key) is not None else None
         shown_by_tensors = self.counted(row.tensor) if "{i}" in row.tensor else self._measured(row)
-        if stated is None and shown_by_tensors is None:
+        if shown_by_tensors is None and (stated is None or "{i}" in row.tensor):
             raise CheckpointError(
-                f"the checkpoint lacks {row.tensor.replace('{i}', '0')}, and {path} is not stated either",
+                f"no tensor {row.tensor.replace('{i}', '0')} is stored, which shows {path}",
                 where=section.where(key),
                 fix="pass a complete Phi-4-multimodal checkpoint",
             )

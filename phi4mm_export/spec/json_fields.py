@@ -9,6 +9,9 @@ from typing import NoReturn
 
 from phi4mm_export.errors import CheckpointError
 
+MAX_INTEGER = 2**31 - 1
+"""No dimension, rank, length or count of a model comes near it; runtimes keep them in 32 bits."""
+
 JsonObject = Mapping[str, object]
 
 
@@ -71,10 +74,11 @@ class Fields:
         return Fields(value, self.file, f"{self.path}{key}.")
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer of at least `minimum`."""
+        """An integer of at least `minimum` and at most MAX_INTEGER."""
         value = self.raw.get(key, default) if key in self.raw or default is not None else None
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            self.refuse(key, f"an integer of at least {minimum}")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= MAX_INTEGER:
+            limit = f" and at most {MAX_INTEGER}" if is_integer(value) else ""
+            self.refuse(key, f"an integer of at least {minimum}{limit}")
         return value
 
     def number(self, key: str, default: float | None = None, *, positive: bool = True) -> float:

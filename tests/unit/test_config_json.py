@@ -277,7 +277,7 @@ def test_fewer_crops_follow_the_preprocessor_config() -> None:
     assert parse(ck.original(), preprocessor={}).dynamic_hd == 36
 
 
-@pytest.mark.parametrize("value", [0, -3, 12.5, "12", True, None])
+@pytest.mark.parametrize("value", [0, -3, 12.5, "12", True, None, 10**30])
 def test_a_crop_count_that_no_processor_takes_is_refused(value: object) -> None:
     with pytest.raises(CheckpointError, match="dynamic_hd must be an integer of at least 1") as caught:
         parse(ck.original(), preprocessor={"dynamic_hd": value})
@@ -301,4 +301,12 @@ def test_a_tower_of_unknown_depth_is_refused_instead_of_guessed() -> None:
     cut = ("img_processor.post_layernorm.", "img_processor.head.")
     draft.tensors = {n: t for n, t in draft.tensors.items() if not any(c in n for c in cut)}
     with pytest.raises(CheckpointError, match=r"state the tower's full depth as vision_config\.num_hidden_layers"):
+        parse(draft)
+
+
+@pytest.mark.parametrize("part", ["model.layers.", "audio_embed.encoder.encoders.", "img_processor.encoder.layers."])
+def test_a_stack_without_any_stored_layer_is_refused_however_many_the_config_states(part: str) -> None:
+    draft = ck.native()
+    draft.tensors = {name: tensor for name, tensor in draft.tensors.items() if part not in name}
+    with pytest.raises(CheckpointError, match="is stored, which shows"):
         parse(draft)

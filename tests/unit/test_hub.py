@@ -59,6 +59,7 @@ def test_a_home_relative_folder_is_found(tmp_path: Path, monkeypatch: pytest.Mon
         "./model",
         "../model/x",
         "~/model",
+        "~nobody-by-this-name/model",
         "model",
         "model/",
         "a/b/c",
