@@ -17,8 +17,9 @@ import numpy as np
 from phi4mm_export.errors import PackageError, SystemLimitError, UsageError
 from phi4mm_export.runtime.ort import GATED_GENAI_VERSION, genai_version, import_genai
 from phi4mm_export.runtime.package import CONFIG_FILE, RunPackage
-from phi4mm_export.runtime.processor import Processor, Request, native_errors
+from phi4mm_export.runtime.processor import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Processor, Request, native_errors
 from phi4mm_export.spec.contract import Component, Provider
+from phi4mm_export.spec.json_text import read_object
 
 DEVICE_ADVICE = "keep device 0 and choose the GPU with CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={device}"
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -63,6 +64,7 @@ class TextGenerator:
         self.package, self._genai = package, genai
         with native_errors(package):
             self._model = genai.Model(_config(genai, package, provider))
+        with native_errors(package, TOKENIZER_FILE):
             self._tokenizer = genai.Tokenizer(self._model)
         self.processor = Processor(genai, self._model, package)
         self.device = str(self._model.device_type).lower()
@@ -183,14 +185,11 @@ def check_device(package: RunPackage) -> None:
 
 def uses_template(package: RunPackage) -> bool:
     """Whether the tokenizer files bring a chat template that og reads."""
-    folder = package.path / str(package.model.get("tokenizer_dir", "."))
+    folder = package.tokenizer_dir
     if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
         return True
-    try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False  # og reports the broken file when it loads the tokenizer
-    return isinstance(settings, dict) and bool(settings.get("chat_template")) and "tokenizer_class" in settings
+    settings = read_object(folder / TOKENIZER_CONFIG_FILE, error=PackageError)
+    return bool(settings.get("chat_template")) and "tokenizer_class" in settings
 
 
 def _provider_options(package: RunPackage) -> list[tuple[str, Mapping[str, Any]]]:

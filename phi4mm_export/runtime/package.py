@@ -105,6 +105,11 @@ class RunPackage:
         """Whether past and present keys are one buffer of `max_length` rows."""
         return self.search.get("past_present_share_buffer") is True
 
+    @property
+    def tokenizer_dir(self) -> Path:
+        """The folder of the tokenizer files: the package itself unless `model.tokenizer_dir` says otherwise."""
+        return self.path / str(self.model.get("tokenizer_dir", "."))
+
     def section(self, component: Component) -> Mapping[str, Any]:
         """The component's section of `model`; empty if there is none."""
         return _section(self.model, component.value)

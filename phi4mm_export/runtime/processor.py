@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from phi4mm_export.spec.json_text import read_object
 if TYPE_CHECKING:
     import onnx
 
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+PROCESSOR_KEYS = {Component.VISION: "processor", Component.SPEECH: "feature_extraction"}
+"""The key at the top of each processor file."""
 DEFAULT_MAX_SAMPLES = 480_000
 """Where og cuts a clip when the processor file has no `max_samples`: 30 s at 16 kHz. 0 there means no limit."""
 ASPECT_REFUSAL = "aspect ratio"
@@ -53,6 +57,7 @@ class Processor:
 
     def __init__(self, genai: Any, model: Any, package: RunPackage) -> None:
         self._genai, self._package = genai, package
+        check_json_files(package)
         with native_errors(package):
             self._processor = model.create_multimodal_processor()
 
@@ -85,7 +90,7 @@ class Processor:
         return Request(arrays, named)
 
     def _processor_files(self) -> list[str]:
-        files = (self._package.processor_file(part) for part in (Component.VISION, Component.SPEECH))
+        files = (self._package.processor_file(part) for part in PROCESSOR_KEYS)
         return [file.name for file in files if file is not None]
 
 
@@ -105,8 +110,9 @@ def open_processor(package: RunPackage) -> Processor:
 
 
 @contextmanager
-def native_errors(package: RunPackage) -> Iterator[None]:
-    """og's and onnxruntime's RuntimeErrors as ours, naming the file of the package that the message names."""
+def native_errors(package: RunPackage, place: str = CONFIG_FILE) -> Iterator[None]:
+    """og's and onnxruntime's RuntimeErrors as ours, naming the file of the package that the message names, or else
+    `place`."""
     try:
         yield
     except MemoryError as err:
@@ -121,11 +127,23 @@ def native_errors(package: RunPackage) -> Iterator[None]:
                 f"the package or --ep asks for CUDA, which this installation does not have: {message}",
                 fix="pass --ep cpu, or install 'phi4mm[cuda]' on a machine with an NVIDIA GPU",
             ) from err
-        place = _named_file(package, message)
-        shown = message.replace(str(package.path.resolve()), "").replace(str(package.path), "")
+        shown = message.replace(f"{package.path}{os.sep}", "").replace(f"{package.path}/", "")
         raise PackageError(
-            f"ONNX Runtime GenAI refuses the package: {shown}", where=place, fix="run: phi4mm validate"
+            f"ONNX Runtime GenAI refuses the package: {shown}",
+            where=_named_file(package, message, place),
+            fix="run: phi4mm validate",
         ) from err
+
+
+def check_json_files(package: RunPackage) -> None:
+    """Read the JSON files that og parses without saying which one is broken. Raises PackageError naming the file."""
+    for component, key in PROCESSOR_KEYS.items():
+        file = package.processor_file(component)
+        if file is not None and package.graph(component) is not None:
+            found = read_object(file, error=PackageError)
+            if key not in found:
+                raise PackageError(f"expected the key {key!r}, found {some(found) or 'no key'}", where=file.name)
+    read_object(package.tokenizer_dir / TOKENIZER_CONFIG_FILE, error=PackageError)
 
 
 def audio_limit_samples(package: RunPackage) -> int | None:
@@ -178,12 +196,12 @@ def _empty_tensor(name: str, like: onnx.ValueInfoProto) -> onnx.TensorProto:
     return onnx.helper.make_tensor(name, tensor.elem_type, [0] * len(tensor.shape.dim), [])
 
 
-def _named_file(package: RunPackage, message: str) -> str:
+def _named_file(package: RunPackage, message: str, otherwise: str) -> str:
+    names = [part.name for kind in PROCESSOR_KEYS if (part := package.processor_file(kind))]
+    names += [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE]
     files = [file for part in Component if (file := package.graph(part)) is not None]
-    names = [file.relative_to(package.path).as_posix() for file in files]
-    names += [part.name for kind in (Component.VISION, Component.SPEECH) if (part := package.processor_file(kind))]
-    names += ["tokenizer.json", "tokenizer_config.json"]
-    return next((name for name in names if name in message), CONFIG_FILE)
+    names += [file.relative_to(package.path).as_posix() for file in files]
+    return next((name for name in names if name in message), otherwise)
 
 
 def _out_of_memory(message: str) -> SystemLimitError:
