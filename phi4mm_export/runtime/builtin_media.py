@@ -26,7 +26,7 @@ PAGE_SIZES = ((448, 448), (620, 877), (877, 620), (896, 896), (640, 480), (1200,
 """Width and height in pixels: one tile to sixteen, upright and across."""
 VOWELS_HZ = ((730, 1090, 2440), (530, 1840, 2480), (270, 2290, 3010), (570, 840, 2410), (300, 870, 2240))
 """The first three formants of five vowels (Peterson and Barney, 1952)."""
-WORDS = (
+WORDS = (  # noqa: SIM905 - a page of words reads better than a page of quotes
     "invoice total amount due payment delivery order account number date customer address street city service month "
     "paid balance tax net gross quantity price unit item description reference bank transfer please within days "
     "Rechnung Betrag Datum Lieferung Menge Preis Summe facture montant livraison prix pedido importe cantidad fecha "

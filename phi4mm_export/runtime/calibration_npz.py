@@ -106,5 +106,4 @@ def _one(key: str, array: NDArray[Any], wanted: GraphInput, name: str) -> NDArra
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise UsageError(f"{key} contains values that are NaN or infinite", where=name)
     with np.errstate(over="ignore"):
-        converted = np.ascontiguousarray(array, wanted.dtype)
-    return converted
+        return np.ascontiguousarray(array, wanted.dtype)

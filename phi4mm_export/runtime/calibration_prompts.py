@@ -87,7 +87,7 @@ class TextCalibrationReader(Samples):
         maker = _PromptArrays(opened)
         kept, faults = _screened(prompts, maker, skip_unreadable)
         self.modes = {mode: sum(p.mode == mode for p in kept) for mode in ("text", "image", "audio", "both")}
-        digests = _spool(opened, inputs, graph.name, [(p, maker) for p in kept], spool)
+        digests = _spool(opened, inputs, graph.name, kept, maker, spool)
         names = tuple(p.name for p in kept)
 
         def make(index: int) -> Feeds:
@@ -171,21 +171,22 @@ def _spool(
     package: RunPackage,
     inputs: Mapping[str, GraphInput],
     graph: str,
-    prompts: Sequence[tuple[PromptFiles, _PromptArrays]],
+    prompts: Sequence[PromptFiles],
+    maker: _PromptArrays,
     folder: Path,
 ) -> tuple[str, ...]:
     """Run every prompt through the float graphs and store the decoder's inputs: their digests."""
     components = [Component.EMBEDDING]
-    components += [Component.VISION] if any(prompt.images for prompt, _ in prompts) else []
-    components += [Component.SPEECH] if any(prompt.audios for prompt, _ in prompts) else []
+    components += [Component.VISION] if any(prompt.images for prompt in prompts) else []
+    components += [Component.SPEECH] if any(prompt.audios for prompt in prompts) else []
     graphs = FourGraphs(package, components=components)
     digests: list[str] = []
-    for index, (prompt, maker) in enumerate(prompts):
+    for index, prompt in enumerate(prompts):
         arrays = maker(prompt)
         embeds = graphs.embedding(arrays["input_ids"], *graphs.features(arrays))
         feeds = decoder_feeds(package, inputs, graph, arrays["input_ids"], embeds)
         with _spooled(folder, index).open("wb") as file:
-            np.savez(file, **feeds)
+            np.savez(file, allow_pickle=False, **feeds)
         digests.append(digest_of(feeds))
     return tuple(digests)
 

@@ -105,7 +105,7 @@ def graph_inputs(path: Path, name: str | None = None) -> dict[str, GraphInput]:
 
 
 def fit(arrays: Mapping[str, Array], inputs: Mapping[str, GraphInput], graph: str) -> dict[str, Array]:
-    """The arrays that the graph declares, in its element types and order. Raises PackageError for one that is missing."""
+    """The arrays that the graph declares, in its element types and order. Raises PackageError if one is missing."""
     missing = [name for name in inputs if name not in arrays]
     if missing:
         raise PackageError(

@@ -161,7 +161,7 @@ def _file(path: Path, kind: SampleKind) -> FoundFiles:
 
 
 def _glob(pattern: str, kind: SampleKind) -> FoundFiles:
-    paths = sorted(Path(name) for name in glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
     files = [path for path in paths if not path.is_dir()]
     if not files:
         raise UsageError("no file matches the pattern", where=pattern, fix="check it, and quote it in the shell")

@@ -56,10 +56,16 @@ class Processor:
     """The processor of one loaded og model."""
 
     def __init__(self, genai: Any, model: Any, package: RunPackage) -> None:
-        self._genai, self._package = genai, package
+        self._genai, self._package, self._model = genai, package, model
         check_json_files(package)
         with native_errors(package):
             self._processor = model.create_multimodal_processor()
+
+    def chat_template(self, messages: str) -> str:
+        """The prompt text that the package's chat template makes of a JSON list of messages."""
+        with native_errors(self._package):
+            tokenizer = self._genai.Tokenizer(self._model)
+            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
 
     def __call__(self, text: str, pictures: Sequence[Picture] = (), clips: Sequence[Clip] = ()) -> Request:
         """Process one prompt whose markers stand for the pictures and clips in order.
