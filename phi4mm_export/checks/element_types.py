@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 DEFAULT_DOMAIN = "ai.onnx"
 _MOST_CALLS = 16
 """Deepest nesting of local functions that is followed."""
+_MOST_EXPANSIONS = 10_000
+"""Most calls of local functions that are followed in one model: functions that call each other grow exponentially."""
 Types = MutableMapping[str, str]
 """Edge name -> element type in lower case ("float16"); edges of unknown type are absent."""
 
@@ -81,7 +83,7 @@ def find_operator(name: str) -> Operator | None:
 
 class _Walker:
     def __init__(self, opsets: Mapping[str, int], functions: Mapping[tuple[str, str], onnx.FunctionProto]) -> None:
-        self.opsets, self.functions = opsets, functions
+        self.opsets, self.functions, self.expansions = opsets, functions, 0
 
     def nodes(self, nodes: Iterable[onnx.NodeProto], types: Types, place: str, depth: int = 0) -> Iterator[TypedNode]:
         """Nodes in order; their outputs' types are added to `types`."""
@@ -92,7 +94,8 @@ class _Walker:
                 yield from self.nodes(graph.node, inner, f"{place}{node.name or node.op_type}/{name}/", depth)
                 results = results or _results(node, graph, inner)
             function = self.functions.get((node.domain, node.op_type))
-            if function is not None and depth < _MOST_CALLS:
+            if function is not None and depth < _MOST_CALLS and self.expansions < _MOST_EXPANSIONS:
+                self.expansions += 1
                 called: Types = {f: types[a] for f, a in zip(function.input, node.input, strict=False) if a in types}
                 yield from self.nodes(function.node, called, f"{place}{node.name or node.op_type}/", depth + 1)
                 results = [called.get(output, "") for output in function.output]

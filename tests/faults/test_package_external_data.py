@@ -324,3 +324,9 @@ def test_a_second_decoder_in_the_folder_is_judged_for_its_data(package: Path) ->
     (package / "other.onnx").write_bytes((package / FILES["decoder"]).read_bytes())
     edit_config(package, lambda c: c)
     assert validate(package).findings == ()
+
+
+def test_a_name_that_is_no_text_is_refused(package: Path) -> None:
+    path = package / FILES["vision"]
+    path.write_bytes(path.read_bytes().replace(b"num_images", b"num_im\xffges"))
+    assert "no UTF-8 text" in _only(validate(package), "C201").what

@@ -137,6 +137,19 @@ def test_types_pass_through_a_local_function(tmp_path: Path) -> None:
     assert findings[0].where == "graph.onnx: call/Add -> q"
 
 
+def test_functions_that_call_each_other_twice_do_not_explode() -> None:
+    functions = []
+    for level in range(40):
+        inner = f"f{level + 1}"
+        calls = [helper.make_node(inner, ["p"], [name], domain="local") for name in ("q", "r")]
+        body = calls if level < 39 else [helper.make_node("Identity", ["p"], ["q"])]
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+        functions.append(helper.make_function("local", f"f{level}", ["p"], ["q"], body, opsets))
+    call = helper.make_node("f0", ["x"], ["y"], domain="local")
+    model = _model([call], {"x": FLOAT}, ("y", FLOAT), functions=functions)
+    assert sum(1 for _ in typed_nodes(model)) < 100_000
+
+
 INFERRED = {
     "Cast": (helper.make_node("Cast", ["x"], ["y"], to=HALF), "float16"),
     "Shape": (helper.make_node("Shape", ["x"], ["y"]), "int64"),
