@@ -90,7 +90,7 @@ def check_contract(package: OpenedPackage, contract: ContractFile) -> tuple[list
     rows: list[Row] = []
     findings: list[Finding] = []
     resolved: dict[str, tuple[str, TensorIo]] = {}
-    sizes = graph_sizes(package).known(contract.constants)
+    sizes = graph_sizes(package).known(contract.constants, package)
     for component in Component:
         wanted = contract.graphs.get(component.value)
         graph = package.graphs.get(component)

@@ -19,7 +19,8 @@ from phi4mm_export.errors import some
 
 MAX_PADDING = 1 << 16
 """Largest alignment that writers use (the allocation granularity of Windows)."""
-_LFS_POINTER = b"version https://git-lfs.github.com/spec"
+PAGE = 4096
+"""Alignment that most writers use."""
 
 
 @dataclass(frozen=True)
@@ -227,11 +228,14 @@ def _coverage(path: Path, nbytes: int, spans: list[tuple[int, int]]) -> tuple[in
 
 
 def _is_padding(path: Path, start: int, stop: int, *, at_end: bool) -> bool:
-    """True for zeros that bring the next tensor, or the end of the file, to a multiple of a power of two."""
+    """True for zeros that bring the next tensor, or the end of the file, to a multiple of a power of two.
+
+    Less than a page of zeros counts in any case: a file that was appended to keeps its padding at shifted offsets.
+    """
     if stop - start >= MAX_PADDING:
         return False
-    reached = any(-(-start // step) * step == stop for step in _powers(MAX_PADDING))
-    if not reached and not (at_end and stop - start < 8):
+    aligned = any(-(-start // step) * step == stop for step in _powers(MAX_PADDING))
+    if not aligned and (at_end or stop - start >= PAGE):
         return False
     with path.open("rb") as file:
         file.seek(start)

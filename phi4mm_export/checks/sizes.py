@@ -35,10 +35,13 @@ class Sizes:
     num_key_value_heads: int | None
     head_size: int | None
 
-    def known(self, fallback: Mapping[str, int]) -> dict[str, int]:
-        """The sizes by name, with `fallback` for what the graphs do not show and for every other constant."""
+    def known(self, fallback: Mapping[str, int], package: OpenedPackage) -> dict[str, int]:
+        """The sizes by name; what the graphs do not show comes from the config, else from `fallback`."""
+        model = package.config.get("model")
+        stated = {**package.section("decoder"), **(model if isinstance(model, dict) else {})}
         found = {name: value for name, value in vars(self).items() if value is not None}
-        return {**fallback, **found}
+        written = {name: value for name, value in stated.items() if name in vars(self) and type(value) is int}
+        return {**fallback, **written, **found}
 
 
 def graph_sizes(package: OpenedPackage) -> Sizes:
