@@ -147,3 +147,10 @@ def test_a_piece_has_at_least_one_row(tmp_path: Path) -> None:
     tensor = source(tmp_path / "a", np.zeros((3, 100), np.float32), DType.F32)
     assert rows_per_piece(tensor, 1) == 1
     assert rows_per_piece(tensor, 800) == 2
+
+
+def test_equal_bytes_of_two_element_types_are_different_values(tmp_path: Path) -> None:
+    ones = np.ones((2, 2), np.float16)
+    left = source(tmp_path / "l", ones, DType.F16)
+    right = source(tmp_path / "r", ones.view(ml_dtypes.bfloat16), DType.BF16)
+    assert largest_difference(left, right)[0] == 4
