@@ -75,8 +75,8 @@ def _decoder(op: OpBuilder, config: ModelConfig, ranks: Ranks, recipe: Recipe) -
         state = give(names[0], kind, ["batch_size", 1, 2])
         spare = give(names[1], kind, ["batch_size", 1, 1, 1])
     logits, present, new_state = module(op, embeds, mask, past, ids, state)
-    rows: int | str = "sequence_length" if recipe.full_logits else 1
-    _give(op, "logits", logits, kind, ["batch_size", rows, config.vocab_size])
+    logits_dims: list[int | str] = ["batch_size", "sequence_length" if recipe.full_logits else 1, config.vocab_size]
+    _give(op, "logits", logits, kind, logits_dims)
     cache_dims = ["batch_size", config.num_kv_heads, "total_sequence_length", config.head_dim]
     for i, pair in enumerate(present):
         for part, value in zip(("key", "value"), pair, strict=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from phi4mm_export.errors import PackageError, UsageError
+from phi4mm_export.package.detach import detach_data
 from phi4mm_export.package.graph_io import load_graph
 from phi4mm_export.package.write import WrittenFile, hashed, write_file
 from phi4mm_export.spec.contract import Component
@@ -21,23 +22,28 @@ NOT_COPIED = frozenset({CONFIG_FILE, "phi4mm.json", "SHA256SUMS", "README.md"})
 
 @dataclass(frozen=True)
 class BorrowedPackage:
-    """An opened package: its config, the files to copy (names relative to it) and their size in bytes."""
+    """An opened package: its config, the files to copy and the graphs to detach (names relative to it).
+
+    A graph is detached when its tensors lie in a data file whose name the export takes for itself.
+    """
 
     path: Path
     config: dict[str, Any]
     names: tuple[str, ...]
+    detached: tuple[str, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes to copy."""
-        return sum((self.path / name).stat().st_size for name in self.names)
+        """Bytes that copying takes, at most."""
+        shared = {name for graph in self.detached for name in files_of(self.path, graph)}
+        return sum((self.path / name).stat().st_size for name in {*self.names, *shared})
 
 
 def open_borrowed(path: Path, exported: tuple[Component, ...], written: frozenset[str]) -> BorrowedPackage:
     """Read which files of a package belong to the components that are not exported, and its side files.
 
     exported: components that the export writes; written: the names of the files it writes.
-    Raises UsageError for a folder that is no package, PackageError for files that are missing or would collide.
+    Raises UsageError for a folder that is no package, PackageError for files that are missing.
     """
     if not (path / CONFIG_FILE).is_file():
         raise UsageError(
@@ -45,24 +51,21 @@ def open_borrowed(path: Path, exported: tuple[Component, ...], written: frozense
         )
     config = read_object(path / CONFIG_FILE, error=PackageError)
     graphs = {c: str(config.get("model", {}).get(c.value, {}).get("filename", "")) for c in Component}
-    of_exported = {name for c, g in graphs.items() if c in exported and g for name in _files_of(path, g, needed=False)}
+    kept = [graph for component, graph in graphs.items() if component not in exported and graph]
     names: set[str] = set()
-    for component, graph in graphs.items():
-        if component not in exported and graph:
-            names |= _files_of(path, graph, needed=True)
+    detached: list[str] = []
+    for graph in kept:
+        own = files_of(path, graph)
+        if own & written:
+            detached.append(graph)
+        else:
+            names |= own
+    left = {name for graph in graphs.values() if graph and (path / graph).is_file() for name in files_of(path, graph)}
     for file in sorted(path.iterdir()):
-        plain = file.is_file() and not file.name.startswith(".")
-        if plain and file.name not in NOT_COPIED | of_exported and not file.name.endswith(".onnx_adapter"):
+        plain = file.is_file() and not file.name.startswith(".") and not file.name.endswith(".onnx_adapter")
+        if plain and file.name not in NOT_COPIED | left:
             names.add(file.name)
-    clash = sorted(names & written)
-    if clash:
-        raise PackageError(
-            f"{clash[0]} of the other package is needed by a component that is not exported, and the export writes "
-            "a file of that name",
-            where=str(path),
-            fix="choose the other --layout, or export that component too",
-        )
-    return BorrowedPackage(path, config, tuple(sorted(names)))
+    return BorrowedPackage(path, config, tuple(sorted(names)), tuple(detached))
 
 
 def copy_borrowed(
@@ -74,27 +77,27 @@ def copy_borrowed(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(borrowed.path / name, folder / name)
         files.append(hashed(folder, name))
-    config = json.loads(json.dumps(borrowed.config))
+    for graph in borrowed.detached:
+        files += detach_data(borrowed.path, graph, folder)
+    config = copy.deepcopy(borrowed.config)
     for component in exported:
         config["model"][component.value] = ours["model"][component.value]
     files.append(write_file(folder, CONFIG_FILE, json_bytes(config)))
     return files
 
 
-def _files_of(package: Path, graph: str, *, needed: bool) -> set[str]:
-    """A graph file and the data files that its tensors name, relative to the package."""
-    path = package / graph
-    if not path.is_file():
-        if needed:
-            raise PackageError("the graph file is missing", where=f"{CONFIG_FILE}: {graph}")
-        return set()
+def files_of(package: Path, graph: str) -> set[str]:
+    """A graph file and the data files that its tensors name, relative to the package.
+
+    Raises PackageError for one that is missing or lies outside the package.
+    """
     folder = PurePosixPath(graph).parent
     names = {graph}
-    for tensor in load_graph(path, where=graph).graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                names.add(str(folder / entry.value))
-    missing = sorted(name for name in names if not (package / name).is_file() or ".." in PurePosixPath(name).parts)
-    if missing and needed:
-        raise PackageError(f"the data file {missing[0]} is missing", where=graph)
+    for tensor in load_graph(package / graph, where=f"{CONFIG_FILE}: {graph}").graph.initializer:
+        names |= {str(folder / entry.value) for entry in tensor.external_data if entry.key == "location"}
+    for name in sorted(names):
+        if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+            raise PackageError(f"the data file {name} lies outside the package", where=graph)
+        if not (package / name).is_file():
+            raise PackageError(f"the data file {name} is missing", where=graph)
     return names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from phi4mm_export import __version__
@@ -43,6 +43,28 @@ def manifest_bytes(recipe: Recipe, baked: Sequence[Role], files: Iterable[Writte
             "schema_version": SCHEMA_VERSION,
             "tool": {"name": "phi4mm", "version": __version__},
             "recipe": recipe_json(recipe, baked),
+            "files": [{"name": file.name, "size": file.nbytes, "sha256": file.sha256} for file in listed],
+        }
+    )
+
+
+def requantized_bytes(old: Mapping[str, Any] | None, files: Iterable[WrittenFile], entry: Mapping[str, Any]) -> bytes:
+    """The manifest of a package one of whose graphs was quantized.
+
+    old: the manifest it had, whose other keys stay; None for a package of another tool. entry: what was done, with the
+    digests of the calibration samples; it takes the place of an earlier entry of the same component.
+    """
+    kept = dict(old or {})
+    known = kept.pop("quantization", [])
+    earlier = [e for e in known if isinstance(e, dict) and e.get("component") != entry.get("component")]
+    kept.pop("files", None)
+    listed = sorted(files, key=lambda file: file.name)
+    head = {"schema_version": SCHEMA_VERSION, "tool": {"name": "phi4mm", "version": __version__}}
+    return json_bytes(
+        {
+            **head,
+            **{key: value for key, value in kept.items() if key not in head},
+            "quantization": sorted([*earlier, dict(entry)], key=lambda e: str(e.get("component"))),
             "files": [{"name": file.name, "size": file.nbytes, "sha256": file.sha256} for file in listed],
         }
     )

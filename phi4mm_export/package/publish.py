@@ -75,7 +75,7 @@ def staged(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MARKERS)
     """
     target = target.absolute()
     check_target(target, overwrite=overwrite, markers=markers)
-    with _locked(target):
+    with locked(target):
         recover(target)
         check_target(target, overwrite=overwrite, markers=markers)
         staging = staging_path(target)
@@ -141,7 +141,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(target: Path) -> Iterator[None]:
+def locked(target: Path) -> Iterator[None]:
+    """Hold the target's lock. Raises SystemLimitError when another run holds it."""
     path = lock_path(target)
     lock = filelock.FileLock(path)
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +53,19 @@ class WrittenGraph:
     placed: Mapping[str, Placed] = field(repr=False)
 
 
+def padding_before(spec: TensorSpec, at: int) -> int:
+    """Zero bytes between the end `at` of what is written and the start of a tensor."""
+    return -at % (PAGE if spec.nbytes >= PAGE else SMALL_ALIGNMENT)
+
+
+def data_nbytes(streams: Iterable[Stream]) -> int:
+    """The exact size of the data file that `write_graph` makes of these streams."""
+    at = 0
+    for spec in (spec for stream in streams for spec in stream.outputs):
+        at += padding_before(spec, at) + spec.nbytes
+    return at
+
+
 class DataFile:
     """Appends tensors at aligned offsets and hashes what it writes."""
 
@@ -62,8 +75,7 @@ class DataFile:
 
     def begin(self, spec: TensorSpec) -> None:
         """Pad to the next aligned offset and note the tensor there."""
-        step = PAGE if spec.nbytes >= PAGE else SMALL_ALIGNMENT
-        self._put(bytes(-self._at % step))
+        self._put(bytes(padding_before(spec, self._at)))
         self.placed[spec.name] = Placed(spec, self.location, self._at)
 
     def write(self, rows: NDArray[np.generic]) -> None:

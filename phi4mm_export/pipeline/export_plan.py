@@ -9,6 +9,7 @@ from phi4mm_export.checkpoint.open import Checkpoint
 from phi4mm_export.errors import CheckpointError
 from phi4mm_export.graphs.bind import Binder, ranks_of
 from phi4mm_export.graphs.build import BuiltGraph, build
+from phi4mm_export.package.write import data_nbytes
 from phi4mm_export.spec.contract import FILE_NAMES, Component, data_file_name
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.names import EMBEDDING_TABLE, OUTPUT_HEAD
@@ -29,8 +30,8 @@ class PlannedGraph:
 
     @property
     def data_nbytes(self) -> int:
-        """Bytes of the data file, alignment apart."""
-        return sum(stream.nbytes for stream in self.streams)
+        """Bytes of the data file."""
+        return data_nbytes(self.streams)
 
 
 @dataclass(frozen=True)
