@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +65,11 @@ class Processor:
     def chat_template(self, messages: str) -> str:
         """The prompt text that the package's chat template makes of a JSON list of messages."""
         with native_errors(self._package):
-            tokenizer = self._genai.Tokenizer(self._model)
-            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return self._genai.Tokenizer(self._model)
 
     def __call__(self, text: str, pictures: Sequence[Picture] = (), clips: Sequence[Clip] = ()) -> Request:
         """Process one prompt whose markers stand for the pictures and clips in order.
