@@ -138,7 +138,8 @@ class Dim:
     """One dimension: its name in ModelConfig, its key per layout, and the tensor and axis that show it.
 
     `parts`: the axis holds this many times the dimension. A `{i}` in the tensor's name means that the
-    dimension is the number of layers.
+    dimension is the number of layers. `default` is the configuration class's, which counts only where no
+    tensor is known at all (savers leave out keys that equal it).
     """
 
     field: str
@@ -147,6 +148,7 @@ class Dim:
     tensor: str
     axis: int = 0
     parts: int = 1
+    default: int | None = None
 
 
 _TOWER = IMAGE + "img_processor."
@@ -154,30 +156,33 @@ _ENCODER = AUDIO + "encoder."
 _BIAS = _ENCODER + "relative_attention_bias_layer.bias_values.weight"
 
 DECODER_DIMS: tuple[Dim, ...] = (
-    Dim("hidden_size", "hidden_size", "hidden_size", EMBEDDING_TABLE, 1),
-    Dim("vocab_size", "vocab_size", "vocab_size", EMBEDDING_TABLE, 0),
-    Dim("intermediate_size", "intermediate_size", "intermediate_size", "model.layers.0.mlp.down_proj.weight", 1),
-    Dim("num_layers", "num_hidden_layers", "num_hidden_layers", "model.layers.{i}."),
-)
+    Dim("hidden_size", "hidden_size", "hidden_size", EMBEDDING_TABLE, 1, default=3072),
+    Dim("vocab_size", "vocab_size", "vocab_size", EMBEDDING_TABLE, 0, default=200064),
+    Dim("intermediate_size", "intermediate_size", "intermediate_size", "model.layers.0.mlp.down_proj.weight", 1,
+        default=8192),
+    Dim("num_layers", "num_hidden_layers", "num_hidden_layers", "model.layers.{i}.", default=32),
+)  # fmt: skip
 VISION_DIMS: tuple[Dim, ...] = (
     Dim("hidden_size", "vision_config.hidden_size", "vision_config.hidden_size",
-        _TOWER + "embeddings.patch_embedding.weight"),
+        _TOWER + "embeddings.patch_embedding.weight", default=ORIGINAL_SIGLIP_WIDTH),
     Dim("intermediate_size", "vision_config.intermediate_size", "vision_config.intermediate_size",
-        _TOWER + "encoder.layers.0.mlp.fc1.weight"),
+        _TOWER + "encoder.layers.0.mlp.fc1.weight", default=4304),
 )  # fmt: skip
 AUDIO_DIMS: tuple[Dim, ...] = (
     Dim("hidden_size", _AUDIO_PROCESSOR + "attention_dim", "audio_config.hidden_size",
-        _ENCODER + "embed.out.weight"),
-    Dim("num_heads", _AUDIO_PROCESSOR + "attention_heads", "audio_config.num_attention_heads", _BIAS, 1),
+        _ENCODER + "embed.out.weight", default=1024),
+    Dim("num_heads", _AUDIO_PROCESSOR + "attention_heads", "audio_config.num_attention_heads", _BIAS, 1,
+        default=16),
     Dim("linear_units", _AUDIO_PROCESSOR + "linear_units", "audio_config.intermediate_size",
-        _ENCODER + "encoders.0.feed_forward_in.net.2.weight", 1),
-    Dim("num_blocks", _AUDIO_PROCESSOR + "num_blocks", "audio_config.num_blocks", _ENCODER + "encoders.{i}."),
+        _ENCODER + "encoders.0.feed_forward_in.net.2.weight", 1, default=1536),
+    Dim("num_blocks", _AUDIO_PROCESSOR + "num_blocks", "audio_config.num_blocks", _ENCODER + "encoders.{i}.",
+        default=24),
     Dim("kernel_size", _AUDIO_PROCESSOR + "kernel_size", "audio_config.kernel_size",
-        _ENCODER + "encoders.0.conv.dw_sep_conv_1d.dw_conv.weight", 2),
+        _ENCODER + "encoders.0.conv.dw_sep_conv_1d.dw_conv.weight", 2, default=3),
     Dim("conv_channels", _AUDIO_PROCESSOR + "nemo_conv_settings.conv_channels", "audio_config.nemo_conv_channels",
-        _ENCODER + "embed.conv.0.weight"),
+        _ENCODER + "embed.conv.0.weight", default=1024),
     Dim("bias_max_distance", _AUDIO_PROCESSOR + "relative_attention_bias_args.t5_bias_max_distance",
-        "audio_config.bias_max_distance", _BIAS, 0, 2),
+        "audio_config.bias_max_distance", _BIAS, 0, 2, default=1000),
 )  # fmt: skip
 AUDIO_WIDTH_KEYS: dict[Layout, tuple[str, ...]] = {
     Layout.ORIGINAL: (
@@ -196,10 +201,15 @@ class Dimensions:
         self.config, self.layout, self.shapes = config, layout, shapes
 
     def read(self, row: Dim) -> int:
-        """The dimension: the key must agree with the tensor, the tensor decides where the key is absent."""
+        """The dimension: the key must agree with the tensor, the tensor decides where the key is absent.
+
+        Without any shapes (config.json alone is at hand) the key counts, else the class's default.
+        """
         path = row.original if self.layout is Layout.ORIGINAL else row.native
         section, key = _resolve(self.config, path)
         stated = section.integer(key) if section.get(key) is not None else None
+        if not self.shapes and row.default is not None:
+            return stated or row.default
         shown_by_tensors = self.counted(row.tensor) if "{i}" in row.tensor else self._measured(row)
         if shown_by_tensors is None and (stated is None or "{i}" in row.tensor):
             raise CheckpointError(
@@ -267,7 +277,8 @@ def _vision_layers(dims: Dimensions, width: int) -> int:
         stated = ORIGINAL_SIGLIP_LAYERS
     unused_stored = any(name.startswith((_TOWER + "post_layernorm.", _TOWER + "head.")) for name in dims.shapes)
     if stored is None:
-        return dims.read(Dim("num_layers", f"vision_config.{key}", f"vision_config.{key}", layers))
+        path = f"vision_config.{key}"
+        return dims.read(Dim("num_layers", path, path, layers, default=ORIGINAL_SIGLIP_LAYERS))
     if stated is None:
         if not unused_stored:
             raise CheckpointError(

@@ -47,7 +47,8 @@ def parse_config(
 ) -> ModelConfig:
     """The model's dimensions and constants.
 
-    raw: config.json. shapes: canonical tensor name -> stored shape. preprocessor, generation: the parsed
+    raw: config.json. shapes: canonical tensor name -> stored shape; empty where config.json alone is at hand, and
+    then keys and class defaults count unchecked. preprocessor, generation: the parsed
     preprocessor_config.json (read from `preprocessor_file`) and generation_config.json, None when absent.
     Raises CheckpointError naming file, key and both values for anything unsupported or contradictory.
     """

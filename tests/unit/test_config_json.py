@@ -310,3 +310,11 @@ def test_a_stack_without_any_stored_layer_is_refused_however_many_the_config_sta
     draft.tensors = {name: tensor for name, tensor in draft.tensors.items() if part not in name}
     with pytest.raises(CheckpointError, match="is stored, which shows"):
         parse(draft)
+
+
+def test_without_any_shapes_keys_and_class_defaults_count() -> None:
+    raw = without(ck.native(), "vision_config", "audio_config", "intermediate_size").config
+    config = parse_config(raw, {}, preprocessor=None, generation=None)
+    assert (config.hidden_size, config.intermediate_size) == (ck.WIDTH, 8192)
+    assert (config.vision.hidden_size, config.vision.num_layers) == (1152, 27)
+    assert (config.audio.num_blocks, config.audio.bias_max_distance) == (24, 1000)
