@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import stat
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from phi4mm_export.errors import CheckpointError, SystemLimitError, some
-from phi4mm_export.spec.json_fields import shown
+from phi4mm_export.errors import CheckpointError, SystemLimitError
+from phi4mm_export.spec.json_text import parse_object
 
 FETCH_AGAIN = "fetch the file again"
 MAX_DOCUMENT_NBYTES = 64 << 20
@@ -42,27 +40,20 @@ def read_object(path: Path, label: str) -> dict[str, Any]:
     except OSError as err:
         raise CheckpointError(f"reading failed: {err.strerror or err}", where=label, fix=FETCH_AGAIN) from err
     refuse_lfs_pointer(content[:POINTER_NBYTES], len(content), label)
+    return parse_checked(content, label)
+
+
+def parse_checked(content: bytes, label: str) -> dict[str, Any]:
+    """The JSON object in `content`, by the strict rules of `spec.json_text`; every error says how to go on."""
     try:
-        value = json.loads(content.decode("utf-8-sig"), object_pairs_hook=without_doubles)
-    except (ValueError, RecursionError) as err:
-        raise CheckpointError(f"the file is not valid JSON: {err}", where=label, fix=FETCH_AGAIN) from err
-    if not isinstance(value, dict):
-        raise CheckpointError(f"the file must hold an object, found {shown(value)}", where=label, fix=FETCH_AGAIN)
-    return value
+        return parse_object(content, label)
+    except CheckpointError as err:
+        raise CheckpointError(err.what, where=err.where, fix=err.fix or FETCH_AGAIN) from err
 
 
 def counted(count: int, noun: str) -> str:
     """A count with its noun: "1 tensor", "12 tensors"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An `object_pairs_hook` that raises ValueError where an object names a key twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise ValueError(f"it names {some(sorted(shown(k) for k, n in counts.items() if n > 1))} more than once")
-    return found
 
 
 def check_regular_file(path: Path, label: str) -> None:

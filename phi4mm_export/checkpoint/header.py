@@ -9,7 +9,6 @@ Format: 8 bytes little-endian header length, that many bytes of JSON (name -> dt
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ from phi4mm_export.checkpoint.documents import (
     FETCH_AGAIN,
     POINTER_NBYTES,
     check_regular_file,
+    parse_checked,
     refuse_lfs_pointer,
-    without_doubles,
 )
 from phi4mm_export.checkpoint.source import DType
 from phi4mm_export.errors import CheckpointError, SystemLimitError
@@ -103,13 +102,7 @@ def _parse(head: bytes, file: Any, size: int, label: str) -> tuple[dict[str, Any
             fix=FETCH_AGAIN,
         )
     file.seek(LENGTH_NBYTES)
-    text = file.read(length)
-    try:
-        parsed = json.loads(text.decode("utf-8"), object_pairs_hook=without_doubles, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as err:
-        raise CheckpointError(f"the header is not valid JSON: {err}", where=label, fix=FETCH_AGAIN) from err
-    if not isinstance(parsed, dict):
-        raise CheckpointError(f"the header must be an object, found {shown(parsed)}", where=label, fix=FETCH_AGAIN)
+    parsed = parse_checked(file.read(length), label)
     metadata = parsed.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(
@@ -118,10 +111,6 @@ def _parse(head: bytes, file: Any, size: int, label: str) -> tuple[dict[str, Any
     if not parsed:
         raise CheckpointError("the file holds no tensor", where=label, fix=FETCH_AGAIN)
     return parsed, LENGTH_NBYTES + length
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(f"it holds {text}")
 
 
 def _judge(name: str, entry: Any, start: int, label: str) -> StoredTensor | _Buffer:

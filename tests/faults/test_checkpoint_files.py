@@ -116,12 +116,12 @@ def test_two_names_for_the_same_bytes_are_refused(tmp_path: Path) -> None:
 def test_a_name_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     one = json.dumps(entry())
     error = header_error(crafted(tmp_path, f'{{"m.a": {one}, "m.a": {one}}}'))
-    assert '"m.a" more than once' in error.what
+    assert "'m.a' occurs more than once" in error.what
 
 
 def test_a_key_that_occurs_twice_inside_an_entry_is_refused(tmp_path: Path) -> None:
     text = '{"m.a": {"dtype": "BF16", "shape": [2, 3], "shape": [3, 2], "data_offsets": [0, 12]}}'
-    assert '"shape" more than once' in header_error(crafted(tmp_path, text)).what
+    assert "'shape' occurs more than once" in header_error(crafted(tmp_path, text)).what
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_header_that_is_no_object_is_refused(tmp_path: Path, text: str) -> Non
 
 def test_a_header_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(ck.file_head(b'{"m\xff": {}}'))
-    assert "not valid JSON" in header_error(tmp_path / NAME).what
+    assert "not UTF-8" in header_error(tmp_path / NAME).what
 
 
 @pytest.mark.parametrize("metadata", [[], {"format": 1}, "pt"])

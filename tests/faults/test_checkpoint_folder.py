@@ -176,7 +176,7 @@ def test_a_json_file_that_is_no_object_is_named(folder: Path, name: str, text: s
 
 def test_a_json_file_in_another_encoding_is_named(folder: Path) -> None:
     (folder / "config.json").write_bytes('{"a": "é"}'.encode("latin-1"))
-    assert "not valid JSON" in refusal(folder).what
+    assert "not UTF-8" in refusal(folder).what
 
 
 def test_a_byte_order_mark_is_tolerated(folder: Path) -> None:
