@@ -1,0 +1,117 @@
+"""Pieces of a graph as models of their own, run by onnxruntime with one thread.
+
+Large constants are inputs of a piece, so that no weight is copied and the same session serves float and quantized
+weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phi4mm_export.errors import CheckpointError
+from phi4mm_export.quant.graph import Graph, names_read, subgraphs
+from phi4mm_export.runtime.ort import first_line, import_onnxruntime, native_faults
+
+if TYPE_CHECKING:
+    import onnx
+
+Arrays = Mapping[str, NDArray[Any]]
+INLINE_NBYTES = 1 << 10
+"""Constants that are no matrices or vectors of floats stay inside a piece up to this size; all others are fed."""
+CAPTURED = "phi4mm.captured"
+"""Output of an If node through which a value of one of its bodies is read."""
+
+
+class Piece:
+    """Some nodes of a graph. `inputs`: what must be fed, in order; `weights`: large constants among them."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> None:
+        self.outputs = tuple(outputs)
+        made = {name for node in nodes for name in node.output}
+        read = set[str]().union(*(names_read(node) for node in nodes), outputs) - made
+        self._small = [name for name in sorted(read) if name in graph.constants and is_inline(graph, name)]
+        self.weights = tuple(n for n in sorted(read) if n in graph.constants and not is_inline(graph, n))
+        self.inputs = tuple(sorted(name for name in read if name not in graph.constants))
+        self._graph, self._nodes = graph, list(nodes)
+        self._session: Any = None
+
+    def run(self, feeds: Arrays) -> list[NDArray[Any]]:
+        """The outputs for one sample. The session is made from the first feeds' element types.
+
+        Raises CheckpointError when onnxruntime refuses the nodes or the inputs.
+        """
+        onnxruntime = import_onnxruntime("calibrating")
+        try:
+            if self._session is None:
+                options = onnxruntime.SessionOptions()
+                options.intra_op_num_threads = options.inter_op_num_threads = 1
+                options.log_severity_level = 4
+                model = self._model(feeds)
+                self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            return [np.asarray(value) for value in self._session.run(list(self.outputs), dict(feeds))]
+        except native_faults(onnxruntime) as err:
+            raise CheckpointError(
+                f"onnxruntime cannot run this graph on a calibration sample: {first_line(err)}",
+                where=self._graph.path.name,
+                fix="check the graph with `phi4mm validate`, and the sample's names, shapes and element types",
+            ) from err
+
+    def _model(self, feeds: Arrays) -> bytes:
+        import onnx
+        from onnx import helper
+
+        source = self._graph.model
+        given = [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(feeds[name].dtype), [None] * feeds[name].ndim
+            )
+            for name in (*self.inputs, *self.weights)
+        ]
+        wanted = [onnx.ValueInfoProto(name=name) for name in self.outputs]
+        small = [self._graph.constants[name] for name in self._small]
+        body = helper.make_graph(self._nodes, "piece", given, wanted, small)
+        model = helper.make_model(body, opset_imports=source.opset_import, ir_version=source.ir_version)
+        model.functions.extend(source.functions)
+        return bytes(model.SerializeToString())
+
+
+def is_inline(graph: Graph, name: str) -> bool:
+    """Whether a constant stands inside a piece: shapes, axes and scalars do, since operators may want to know them."""
+    import onnx
+    from onnx import external_data_helper
+
+    tensor = graph.constants[name]
+    scalar = math.prod(tensor.dims) <= 1
+    number = tensor.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    small = tensor.ByteSize() <= INLINE_NBYTES and not external_data_helper.uses_external_data(tensor)
+    return small and (scalar or number)
+
+
+def capturing(node: onnx.NodeProto, branch: str, value: str, element: int) -> onnx.NodeProto:
+    """A copy of an If node whose only output is a value read in one of its bodies.
+
+    The other body gives an array without rows. element: the ONNX element type of the value.
+    """
+    import onnx
+    from onnx import helper
+
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    del copy.output[:]
+    copy.output.append(CAPTURED)
+    for attribute, body in subgraphs(copy):
+        del body.output[:]
+        inner = f"{CAPTURED}.{attribute}"
+        body.output.append(onnx.ValueInfoProto(name=inner))
+        if attribute == branch:
+            body.node.append(helper.make_node("Identity", [value], [inner]))
+            continue
+        del body.node[:]
+        empty = helper.make_tensor(inner, element, [0, 1], [])
+        body.node.append(helper.make_node("Constant", [], [inner], value=empty))
+    return copy

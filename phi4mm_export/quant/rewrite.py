@@ -1,0 +1,194 @@
+"""The finished graph: products become MatMulNBits, everything else is copied as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from phi4mm_export.graphs.fused import DOMAIN, DOMAIN_VERSION
+from phi4mm_export.package.write import DataFile, WrittenFile, write_file
+from phi4mm_export.quant.bias import Bias, BiasPlace
+from phi4mm_export.quant.codes import Codes, Grid
+from phi4mm_export.quant.graph import Graph, subgraphs
+from phi4mm_export.quant.sites import Site
+from phi4mm_export.spec.contract import data_file_name
+from phi4mm_export.weights.packing import pack
+from phi4mm_export.weights.streams import TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+INLINE_NBYTES = 1 << 10
+"""Tensors up to this size stay inside the graph file."""
+_BITS, _SCALES, _ZEROS = ".codes", ".scales", ".zeros"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What takes the place of one site's weight. `load` reads the codes when they are written."""
+
+    site: Site
+    grid: Grid
+    load: Callable[[], Codes]
+
+
+def write_quantized(
+    graph: Graph,
+    replacements: Sequence[Replacement],
+    biases: Mapping[str, Bias],
+    constants: Mapping[str, NDArray[Any]],
+    target: Path,
+    *,
+    accuracy_level: int,
+) -> tuple[WrittenFile, ...]:
+    """Write `target` and its data file. biases: by site label; constants: new values of other float constants.
+
+    Peak memory is one tensor beyond the graph file.
+    """
+    import onnx
+
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    gone = {replacement.site.weight for replacement in replacements}
+    for replacement in replacements:
+        bias = biases.get(replacement.site.label)
+        _replace(model.graph, replacement, bias, accuracy_level)
+    _settle(model.graph, replacements, biases)
+    tensors = [tensor for tensor in model.graph.initializer if tensor.name not in gone]
+    data_name = data_file_name(target.name)
+    entries: list[onnx.TensorProto] = []
+    with (target.parent / data_name).open("xb", buffering=0) as raw:
+        out = DataFile(raw, data_name, lambda _count: None)
+        for tensor in tensors:
+            if tensor.name in constants:
+                tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(constants[tensor.name]), tensor.name)
+                entries.append(_placed(out, tensor, lambda t=tensor: onnx.numpy_helper.to_array(t)))
+            else:
+                entries.append(_placed(out, tensor, lambda t=tensor: graph.constant(t.name)))
+        for replacement in replacements:
+            entries += _write_codes(out, replacement)
+        files = [out.finished(data_name)]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(entries)
+    if all(entry.domain != DOMAIN for entry in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION))
+    files.append(write_file(target.parent, target.name, model.SerializeToString(deterministic=True)))
+    return tuple(files)
+
+
+def _placed(out: DataFile, tensor: onnx.TensorProto, read: Callable[[], NDArray[Any]]) -> onnx.TensorProto:
+    """The tensor, its bytes in the data file unless they are few or of a kind that must stay inside."""
+    import onnx
+    from onnx import external_data_helper
+
+    inside = not external_data_helper.uses_external_data(tensor)
+    strings = tensor.data_type == onnx.TensorProto.STRING
+    if strings or (inside and tensor.ByteSize() <= INLINE_NBYTES):
+        return onnx.TensorProto.FromString(tensor.SerializeToString())
+    spec = TensorSpec(tensor.name, ir.DataType(tensor.data_type), tuple(tensor.dims))
+    return _external(out, spec, read())
+
+
+def _external(out: DataFile, spec: TensorSpec, values: NDArray[Any]) -> onnx.TensorProto:
+    import onnx
+
+    out.begin(spec)
+    out.write(values)
+    place = out.placed[spec.name]
+    tensor = onnx.TensorProto(name=spec.name, data_type=int(spec.dtype), dims=spec.shape)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    facts = {"location": place.location, "offset": str(place.offset), "length": str(spec.nbytes)}
+    for key, value in facts.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def _write_codes(out: DataFile, replacement: Replacement) -> list[onnx.TensorProto]:
+    """Codes [N, blocks, block * bits / 8], scales [N, blocks] and packed zero points [N, ceil(blocks * bits / 8)]."""
+    codes, weight = replacement.load(), replacement.site.weight
+    arrays = {weight + _BITS: packed_codes(codes), weight + _SCALES: np.ascontiguousarray(codes.scales.T)}
+    if codes.zeros is not None:
+        arrays[weight + _ZEROS] = packed_zeros(codes)
+    return [
+        _external(out, TensorSpec(name, ir.DataType.from_numpy(values.dtype), values.shape), values)
+        for name, values in arrays.items()
+    ]
+
+
+def packed_codes(codes: Codes) -> NDArray[np.uint8]:
+    """MatMulNBits' input B: uint8 [N, ceil(K / block), block * bits / 8], padded with the zero point."""
+    grid, (size, width) = codes.grid, codes.codes.shape
+    padded = np.full((width, grid.blocks(size) * grid.block_size), grid.half, np.uint8)
+    padded[:, :size] = codes.codes.T
+    return pack(padded.reshape(width, -1, grid.block_size), grid.bits)
+
+
+def packed_zeros(codes: Codes) -> NDArray[np.uint8]:
+    """MatMulNBits' input zero_points: uint8 [N, ceil(blocks * bits / 8)], each row padded to whole bytes."""
+    assert codes.zeros is not None
+    zeros = np.ascontiguousarray(codes.zeros.T)
+    if codes.grid.bits == 8:  # noqa: PLR2004
+        return zeros
+    if zeros.shape[1] % 2:
+        zeros = np.concatenate([zeros, np.zeros((len(zeros), 1), np.uint8)], axis=1)
+    return pack(zeros, codes.grid.bits)
+
+
+def _replace(graph: onnx.GraphProto, replacement: Replacement, bias: Bias | None, accuracy_level: int) -> None:
+    """Turn the site's node into MatMulNBits (with a Transpose before it where the node transposed its input)."""
+    import onnx
+
+    site, grid = replacement.site, replacement.grid
+    holder = graph if not site.branch else dict(subgraphs(graph.node[site.main]))[site.branch]
+    node = holder.node[site.position]
+    inside = bias is not None and bias.place is not BiasPlace.ADD
+    zeros = "" if grid.symmetric else site.weight + _ZEROS
+    source = _flipped(site) if site.flip_input else site.input
+    inputs = [source, site.weight + _BITS, site.weight + _SCALES, zeros, "", bias.name if bias and inside else ""]
+    while not inputs[-1]:
+        inputs.pop()
+    level = {"accuracy_level": accuracy_level} if accuracy_level else {}
+    output = bias.result if bias is not None and bias.place is BiasPlace.OWN else site.output
+    node.CopyFrom(
+        onnx.helper.make_node(
+            "MatMulNBits",
+            inputs,
+            [output],
+            name=node.name,
+            domain=DOMAIN,
+            K=site.K,
+            N=site.N,
+            bits=grid.bits,
+            block_size=grid.block_size,
+            **level,
+        )
+    )
+
+
+def _settle(graph: onnx.GraphProto, replacements: Sequence[Replacement], biases: Mapping[str, Bias]) -> None:
+    """Remove the Adds that stood in for a bias input; add a Transpose before nodes that transposed their input."""
+    import onnx
+
+    used = [biases[r.site.label] for r in replacements if r.site.label in biases]
+    own = {bias.name for bias in used if bias.place is BiasPlace.OWN}
+    flipped = {r.site.main: r.site for r in replacements if r.site.flip_input}
+    nodes: list[onnx.NodeProto] = []
+    for index, node in enumerate(graph.node):
+        if node.op_type == "Add" and own.intersection(node.input):
+            continue
+        if index in flipped:
+            site = flipped[index]
+            nodes.append(onnx.helper.make_node("Transpose", [site.input], [_flipped(site)], perm=[1, 0]))
+        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _flipped(site: Site) -> str:
+    return f"{site.weight}.input"

@@ -1,0 +1,198 @@
+"""Where a graph multiplies by a constant weight, and what can be quantized there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phi4mm_export.graphs.fused import DOMAIN
+from phi4mm_export.quant.graph import Graph, subgraphs
+from phi4mm_export.quant.settings import QuantSettings
+
+if TYPE_CHECKING:
+    import onnx
+
+ONNX_DOMAINS = ("", "ai.onnx")
+MATRIX_RANK = 2
+
+
+@dataclass(frozen=True)
+class Site:
+    """One node that multiplies by a constant matrix.
+
+    main: index of the main node that is or holds it. branch: the attribute of the If node's body it stands in, "" in
+    the main graph. position: index within that graph. transposed: the weight is stored [N, K]. alpha: factor of the
+    product (Gemm, FusedMatMul). flip_input: the node transposes its input. addend: Gemm's C. float_type: "float32" or
+    "float16".
+    """
+
+    label: str
+    main: int
+    branch: str
+    position: int
+    weight: str
+    input: str
+    output: str
+    K: int
+    N: int
+    transposed: bool
+    float_type: str
+    alpha: float = 1.0
+    flip_input: bool = False
+    addend: str = ""
+    beta: float = 1.0
+
+    def matrix(self, graph: Graph) -> NDArray[np.float32]:
+        """The weight as it acts, float32 [K, N], alpha included."""
+        stored = graph.constant(self.weight).astype(np.float32)
+        acting = stored.T if self.transposed else stored
+        return np.ascontiguousarray(acting if self.alpha == 1.0 else acting * np.float32(self.alpha))
+
+    @property
+    def capture(self) -> tuple[int, str, str]:
+        """Identity of its input: sites with the same capture share one Hessian."""
+        return (self.main if self.branch else -1, self.branch, self.input)
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """A weight that stays in float, and why."""
+
+    label: str
+    weight: str
+    K: int
+    N: int
+    nbytes: int
+    reason: str
+
+
+def find_sites(graph: Graph, settings: QuantSettings) -> tuple[tuple[Site, ...], tuple[LeftAlone, ...]]:
+    """Sites to quantize in graph order, and the products with constants that stay as they are."""
+    uses = _uses(graph.model.graph)
+    labels = Counter[str]()
+    sites: list[Site] = []
+    left: list[LeftAlone] = []
+    for main, branch, position, node, nested in _products(graph):
+        tensor = graph.constants.get(node.input[1]) if len(node.input) > 1 else None
+        if tensor is None:
+            continue
+        label = node.name or node.input[1]
+        labels[label] += 1
+        if labels[label] > 1:
+            label = f"{label}#{labels[label]}"
+        site = _site(label, main, branch, position, node, tensor)
+        reason = (
+            "stands in a nested body" if nested else _refusal(site, node, tensor, uses[node.input[1]])
+        ) or _not_wanted(label, node, settings)
+        if site is None or reason:
+            dims = list(tensor.dims)
+            nbytes = int(np.prod(dims, dtype=np.int64)) * _itemsize(tensor)
+            left.append(LeftAlone(label, tensor.name, *_two(dims), nbytes, reason or "is not a matrix"))
+        else:
+            sites.append(site)
+    return tuple(sites), tuple(left)
+
+
+def _products(graph: Graph) -> list[tuple[int, str, int, onnx.NodeProto, bool]]:
+    """(main index, branch, position, node, nested too deep) of all products, in the order they are computed."""
+    found: list[tuple[int, str, int, onnx.NodeProto, bool]] = []
+    for main, node in enumerate(graph.nodes):
+        if _is_product(node):
+            found.append((main, "", main, node, False))
+        for branch, body in subgraphs(node):
+            for position, inner in enumerate(body.node):
+                if _is_product(inner):
+                    found.append((main, branch, position, inner, node.op_type != "If"))
+                for _, deeper in subgraphs(inner):
+                    found += [(main, branch, position, deep, True) for deep in deeper.node if _is_product(deep)]
+    return found
+
+
+def _is_product(node: onnx.NodeProto) -> bool:
+    return (node.op_type in ("MatMul", "Gemm") and node.domain in ONNX_DOMAINS) or (
+        node.op_type == "FusedMatMul" and node.domain == DOMAIN
+    )
+
+
+def _site(
+    label: str, main: int, branch: str, position: int, node: onnx.NodeProto, tensor: onnx.TensorProto
+) -> Site | None:
+    if len(tensor.dims) != MATRIX_RANK:
+        return None
+    import onnx
+
+    number = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    transposed = bool(number.get("transB", 0))
+    rows, columns = (int(dim) for dim in tensor.dims)
+    return Site(
+        label=label,
+        main=main,
+        branch=branch,
+        position=position,
+        weight=tensor.name,
+        input=node.input[0],
+        output=node.output[0],
+        K=columns if transposed else rows,
+        N=rows if transposed else columns,
+        transposed=transposed,
+        float_type="float16" if tensor.data_type == onnx.TensorProto.FLOAT16 else "float32",
+        alpha=float(number.get("alpha", 1.0)),
+        flip_input=bool(number.get("transA", 0)),
+        addend=node.input[2] if len(node.input) > MATRIX_RANK else "",
+        beta=float(number.get("beta", 1.0)),
+    )
+
+
+def _refusal(site: Site | None, node: onnx.NodeProto, tensor: onnx.TensorProto, uses: int) -> str:
+    import onnx
+
+    if site is None:
+        return f"has {len(tensor.dims)} dims, not 2"
+    if tensor.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
+        return f"is {onnx.TensorProto.DataType.Name(tensor.data_type).lower()}, not float32 or float16"
+    if uses > 1:
+        return f"is used in {uses} places"
+    if 0 in tensor.dims:
+        return "is empty"
+    if site.branch and site.flip_input:
+        return "its node transposes the input"
+    if node.op_type == "FusedMatMul":
+        number = {a.name: a.i for a in node.attribute if a.name.startswith("trans")}
+        if number.get("transA") or number.get("transBatchA") or number.get("transBatchB"):
+            return "its node transposes the input"
+    return ""
+
+
+def _not_wanted(label: str, node: onnx.NodeProto, settings: QuantSettings) -> str:
+    names = (label, node.name, node.input[1])
+    if settings.include and not any(fnmatchcase(name, glob) for name in names for glob in settings.include):
+        return "is not included"
+    if any(fnmatchcase(name, glob) for name in names for glob in settings.exclude):
+        return "is excluded"
+    return ""
+
+
+def _uses(graph: onnx.GraphProto) -> Counter[str]:
+    """How often each value is read, graph outputs and bodies included."""
+    count: Counter[str] = Counter(value.name for value in graph.output)
+    for node in graph.node:
+        count.update(name for name in node.input if name)
+        for _, body in subgraphs(node):
+            count += _uses(body)
+    return count
+
+
+def _two(dims: list[Any]) -> tuple[int, int]:
+    """K and N of a stack of matrices, for reports."""
+    return (int(dims[-2]) if len(dims) > 1 else 1, int(dims[-1]) if dims else 1)
+
+
+def _itemsize(tensor: onnx.TensorProto) -> int:
+    import onnx
+
+    return int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)

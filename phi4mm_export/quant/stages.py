@@ -1,0 +1,192 @@
+"""The order in which a graph is computed while it is being quantized.
+
+The graph is cut at the inputs of its products. Each piece runs once per sample and stream: the float stream with the
+original weights, the quantized stream with what has been decided so far. Between pieces only live values are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phi4mm_export.quant.graph import Graph, names_read
+from phi4mm_export.quant.pieces import CAPTURED, Piece, capturing
+from phi4mm_export.quant.sites import Site
+from phi4mm_export.quant.spill import Spill
+
+if TYPE_CHECKING:
+    import onnx
+
+FLOAT, QUANTIZED = "float", "quantized"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Sites that share an input, and the nodes to run before it is there. An empty stage ends the graph."""
+
+    sites: tuple[Site, ...]
+    nodes: tuple[int, ...]
+    captures: str
+    """The value to read; of a main node's body when the sites stand in one."""
+
+
+def plan_stages(graph: Graph, sites: Sequence[Site]) -> tuple[Stage, ...]:
+    """One stage per distinct input of the sites, in topological order."""
+    producer = {name: index for index, node in enumerate(graph.nodes) for name in node.output if name}
+    done: set[int] = set()
+    stages: list[Stage] = []
+    ordered = sorted(sites, key=lambda site: (site.main, site.branch, site.position))
+    first = {site.capture: rank for rank, site in reversed(list(enumerate(ordered)))}
+    for _, group in groupby(sorted(ordered, key=lambda s: first[s.capture]), key=lambda s: s.capture):
+        members = tuple(group)
+        head = members[0]
+        wanted = names_read(graph.nodes[head.main]) if head.branch else {head.input}
+        nodes = _ancestors(graph, producer, wanted, done)
+        done.update(nodes)
+        stages.append(Stage(members, nodes, head.input))
+    return tuple(stages)
+
+
+def _ancestors(graph: Graph, producer: Mapping[str, int], wanted: set[str], done: set[int]) -> tuple[int, ...]:
+    found: set[int] = set()
+    waiting = [producer[name] for name in wanted if name in producer]
+    nodes = graph.nodes
+    while waiting:
+        index = waiting.pop()
+        if index in found or index in done:
+            continue
+        found.add(index)
+        waiting += [producer[name] for name in names_read(nodes[index]) if name in producer]
+    return tuple(sorted(found))
+
+
+class Streams:
+    """Runs the pieces of a plan over all samples and keeps what later pieces need.
+
+    weights: constants of the quantized stream that differ from the graph's; filled by the caller between stages.
+    """
+
+    def __init__(
+        self, graph: Graph, stages: Sequence[Stage], spill: Spill, samples: Sequence[int], *, jobs: int, twofold: bool
+    ) -> None:
+        self.graph, self.spill, self.samples, self.jobs, self.twofold = graph, spill, samples, jobs, twofold
+        self.weights: dict[str, NDArray[Any]] = {}
+        self._stages = stages
+        self._tainted = _tainted(graph, stages)
+        self._last_use = _last_use(graph, stages)
+        self._live: set[str] = set(graph.inputs)
+
+    def advance(self, number: int) -> None:
+        """Compute the values that stage `number` captures, drop what nothing needs any more."""
+        stage = self._stages[number]
+        nodes = self.graph.nodes
+        for tainted in (False, True):
+            chosen = [i for i in stage.nodes if any(n in self._tainted for n in nodes[i].output) is tainted]
+            made = {name for i in chosen for name in nodes[i].output if name}
+            keep = sorted(name for name in made if self._last_use.get(name, -1) >= number)
+            if keep:
+                piece = Piece(self.graph, [nodes[i] for i in chosen], keep)
+                streams = (FLOAT, QUANTIZED) if tainted and self.twofold else (FLOAT,)
+                for stream in streams:
+                    self._run(piece, stream)
+                self._live.update(keep)
+        self._sweep(number)
+
+    def captured(self, number: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Per sample, in order: the stage's input in the float and in the quantized stream."""
+        stage = self._stages[number]
+        head = stage.sites[0]
+        if not head.branch:
+            for index in self.samples:
+                exact = self._value(FLOAT, index, stage.captures)
+                yield exact, self._value(QUANTIZED, index, stage.captures) if self.twofold else exact
+            return
+        node = self.graph.nodes[head.main]
+        piece = Piece(self.graph, [capturing(node, head.branch, stage.captures, _element(head))], [CAPTURED])
+        both = [self._weights(piece, stream) for stream in ((FLOAT, QUANTIZED) if self.twofold else (FLOAT,))]
+        for index in self.samples:
+            got = [
+                piece.run(self._feeds(piece, stream, index) | fixed)[0]
+                for stream, fixed in zip((FLOAT, QUANTIZED), both, strict=False)
+            ]
+            yield got[0], got[-1]
+
+    def retire(self, number: int) -> None:
+        """Drop what only this stage needed, once its sites are decided."""
+        self._sweep(number + 1)
+
+    def _run(self, piece: Piece, stream: str) -> None:
+        fixed = self._weights(piece, stream)
+
+        def one(index: int) -> None:
+            values = piece.run(self._feeds(piece, stream, index) | fixed)
+            for name, value in zip(piece.outputs, values, strict=True):
+                self.spill.put((stream, index, name), value)
+
+        if self.samples:
+            one(self.samples[0])
+        each(one, self.samples[1:], self.jobs)
+
+    def _weights(self, piece: Piece, stream: str) -> dict[str, NDArray[Any]]:
+        changed = self.weights if stream == QUANTIZED else {}
+        return {name: changed[name] if name in changed else self.graph.constant(name) for name in piece.weights}
+
+    def _feeds(self, piece: Piece, stream: str, index: int) -> dict[str, NDArray[Any]]:
+        return {name: self._value(stream, index, name) for name in piece.inputs}
+
+    def _value(self, stream: str, index: int, name: str) -> NDArray[Any]:
+        return self.spill.get((stream if name in self._tainted and self.twofold else FLOAT, index, name))
+
+    def _sweep(self, number: int) -> None:
+        for name in sorted(self._live):
+            if self._last_use.get(name, -1) < number:
+                self._live.remove(name)
+                for index in self.samples:
+                    for stream in (FLOAT, QUANTIZED):
+                        self.spill.drop((stream, index, name))
+
+
+def each(work: Callable[[int], None], items: Sequence[int], jobs: int) -> None:
+    """Call `work` for every item, on `jobs` threads."""
+    if jobs <= 1:
+        for item in items:
+            work(item)
+        return
+    with ThreadPoolExecutor(jobs) as pool:
+        for _ in pool.map(work, items):
+            pass
+
+
+def _tainted(graph: Graph, stages: Sequence[Stage]) -> set[str]:
+    """Values that depend on a quantized product."""
+    mains = {site.main for stage in stages for site in stage.sites}
+    tainted: set[str] = set()
+    for index, node in enumerate(graph.nodes):
+        if index in mains or not tainted.isdisjoint(names_read(node)):
+            tainted.update(name for name in node.output if name)
+    return tainted
+
+
+def _last_use(graph: Graph, stages: Sequence[Stage]) -> dict[str, int]:
+    """Value -> the last stage that reads it; nodes of no stage do not count."""
+    last: dict[str, int] = {}
+    for number, stage in enumerate(stages):
+        for index in stage.nodes:
+            for name in names_read(graph.nodes[index]):
+                last[name] = number
+        head = stage.sites[0]
+        for name in names_read(graph.nodes[head.main]) if head.branch else {stage.captures}:
+            last[name] = number
+    return last
+
+
+def _element(site: Site) -> int:
+    import onnx
+
+    return int(onnx.TensorProto.FLOAT16 if site.float_type == "float16" else onnx.TensorProto.FLOAT)
