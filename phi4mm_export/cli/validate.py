@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from phi4mm_export.checks.report import Report, Severity
 from phi4mm_export.cli import render
+from phi4mm_export.cli.choices import adapter_paths, provider_of
 from phi4mm_export.cli.options import JsonFlag
-from phi4mm_export.spec.contract import Provider
 
 
 def command(
@@ -21,19 +22,33 @@ def command(
         str, typer.Option(help="auto, official, gated, mobius, or the path of a contract file.", metavar="NAME|FILE")
     ] = "auto",
     reference: Annotated[
-        Path | None, typer.Option(help="Checkpoint folder: compare every graph with PyTorch, mode by mode.")
+        str | None,
+        typer.Option(
+            help="Checkpoint (folder or hub id): compare every graph with PyTorch, mode by mode.", metavar="MODEL"
+        ),
+    ] = None,
+    adapter_path: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[ROLE=]DIR", help="PEFT folder the package was exported with; repeatable."),
     ] = None,
     provider: Annotated[
-        Provider | None, typer.Option("--ep", help="Provider whose kernels are looked for; default: the config's.")
+        str | None,
+        typer.Option("--ep", help="cpu or cuda: whose kernels are looked for. [default: what the config asks for]"),
     ] = None,
     tensors: Annotated[
-        bool, typer.Option("--tensors", help="List every tensor of the contract, not the faults only.")
+        bool, typer.Option("--tensors", help="List every tensor of the contract, not only the faults.")
     ] = False,
     json_output: JsonFlag = False,
 ) -> None:
     from phi4mm_export.pipeline.validate import validate
 
-    report = validate(package, contract, reference=reference, provider=provider)
+    report = validate(
+        package,
+        contract,
+        reference=reference,
+        provider=None if provider is None else provider_of(provider),
+        adapter_paths=adapter_paths(adapter_path, None),
+    )
     if json_output:
         render.document(report.as_json())
     else:
@@ -43,11 +58,8 @@ def command(
         raise typer.Exit(int(report.exit_code))
 
 
-def report_lines(report: object, *, tensors: bool) -> list[str]:
+def report_lines(report: Report, *, tensors: bool) -> list[str]:
     """The report as text: findings, then the contract's rows (all, or a count), then the verdict."""
-    from phi4mm_export.checks.report import Report, Severity
-
-    assert isinstance(report, Report)
     lines = []
     for finding in report.findings:
         lines.append(f"{finding.severity} {finding.code} {finding.where}: {finding.what}")

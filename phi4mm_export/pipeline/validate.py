@@ -6,17 +6,21 @@ Nothing is written into the package. Without a reference neither onnxruntime nor
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from phi4mm_export.checks.contract import detect_contract
 from phi4mm_export.checks.opened import OpenedPackage, open_package
-from phi4mm_export.checks.report import Finding, Report, most_severe_first
+from phi4mm_export.checks.report import Finding, Report, Severity, error, most_severe_first, note
 from phi4mm_export.checks.static import check_package, config_provider
-from phi4mm_export.errors import UsageError
+from phi4mm_export.errors import PackageError, UsageError, some
 from phi4mm_export.spec.contract import Provider
 from phi4mm_export.spec.contract_file import load_contract
+from phi4mm_export.spec.model import Role
 
 AUTO = "auto"
+UNRUNNABLE = ("C1", "C2", "C30", "C34")
+"""Codes (by their start) of errors after which the graphs cannot be run side by side with the original."""
 
 
 def validate(
@@ -25,13 +29,16 @@ def validate(
     *,
     reference: str | os.PathLike[str] | None = None,
     provider: Provider | str | None = None,
+    adapter_paths: Mapping[Role, Path] | None = None,
 ) -> Report:
     """Judge a package folder.
 
     `contract` is auto (the shipped one that the graphs come nearest to), official, gated, mobius or the path of a
     contract file; `provider` decides which kernels are looked for (default: what the config asks for); `reference`
-    is the checkpoint whose numbers the package must give, mode by mode.
-    Raises UsageError for a path that is no folder, an unknown contract or provider.
+    is the checkpoint (folder or hub id) whose numbers the package must give, mode by mode, with `adapter_paths` (PEFT
+    folders) in place of its built-in adapters.
+    Raises UsageError for a path that is no folder, an unknown contract or provider, and what opening the reference
+    raises.
     """
     folder = Path(package)
     if not folder.is_dir():
@@ -48,7 +55,7 @@ def validate(
     rows, findings = check_package(opened, wanted, asked)
     facts = {"provider": asked.value, "reference": None if reference is None else Path(reference).name}
     if reference is not None:
-        findings += tuple(_parity(folder, Path(reference)))
+        findings += tuple(_parity(folder, reference, adapter_paths, findings))
     return Report(folder.resolve().name, wanted.variant, most_severe_first(findings), rows, tuple(facts.items()))
 
 
@@ -75,7 +82,23 @@ def _provider(name: Provider | str) -> Provider:
         raise UsageError(f"unknown provider {name!r}", where="--ep", fix=f"give one of {', '.join(Provider)}") from err
 
 
-def _parity(package: Path, model: Path) -> list[Finding]:
+def _parity(
+    package: Path,
+    reference: str | os.PathLike[str],
+    adapter_paths: Mapping[Role, Path] | None,
+    findings: Iterable[Finding],
+) -> list[Finding]:
+    """Parity with the original, unless the graphs cannot be run at all."""
+    from phi4mm_export.checkpoint.hub import fetch_checkpoint, resolve_model
     from phi4mm_export.checks.parity import parity_findings
 
-    return list(parity_findings(package, model))
+    model = resolve_model(os.fspath(reference))
+    blocking = [item.code for item in findings if item.severity is Severity.ERROR and item.code.startswith(UNRUNNABLE)]
+    if blocking:
+        text = f"parity was not measured: the graphs do not run as they are ({some(sorted(set(blocking)))})"
+        return [note("C700", package.name, text, fix="repair the errors first")]
+    folder = model if isinstance(model, Path) else fetch_checkpoint(model)
+    try:
+        return parity_findings(package, folder, adapter_paths=adapter_paths)
+    except PackageError as err:
+        return [error("C701", err.where or package.name, err.what, fix=err.fix)]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.packages import build_package, edit_config
+from support.packages import DATA_FILE, build_package, edit_config
 from typer.testing import CliRunner, Result
 
 from phi4mm_export.cli.app import app
@@ -108,3 +108,23 @@ def test_it_neither_writes_into_the_package_nor_loads_onnxruntime_or_torch(packa
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
     assert {path.name: path.stat().st_mtime_ns for path in package.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["cuda", "CUDAExecutionProvider"])
+def test_a_provider_may_be_spelled_as_the_runtime_does(package: Path, name: str) -> None:
+    assert _run(package, "--ep", name, "--json").exit_code == 4
+
+
+def test_a_reference_that_is_neither_a_folder_nor_a_hub_id_is_a_usage_error(package: Path) -> None:
+    assert _run(package, "--reference", "./no/such/folder").exit_code == 2
+
+
+def test_parity_is_not_measured_on_graphs_that_cannot_run(package: Path, tiny_checkpoint: Path) -> None:
+    (package / DATA_FILE).unlink()
+    result = _run(package, "--reference", tiny_checkpoint)
+    assert result.exit_code == 4
+    assert "C700" in result.stdout
+
+
+def test_an_adapter_folder_that_does_not_exist_is_a_usage_error(package: Path) -> None:
+    assert _run(package, "--adapter-path", "vision=./nowhere").exit_code == 2
