@@ -104,8 +104,15 @@ class Case:
     run: Callable[[Graphs, Array | None], dict[str, Array]]
     adapters: Adapters = ()
     """What the decoder is asked to hold, by row; empty where no decoder runs."""
+    mode: str = ""
+    """The kind of request it stands for: an InputMode, or several."""
     long: bool = False
-    """More than 4,000 tokens or 40 seconds: left out of quick runs."""
+    """More than 4,000 tokens: left out of quick runs, and the wider tolerance holds."""
+
+    @property
+    def foreign(self) -> bool:
+        """A request run with another adapter than the original's choice: tells merged packages apart."""
+        return self.group is Group.CHAIN and self.adapters != (InputMode(self.mode).adapter,)
 
 
 # --------------------------------------------------------------------------------------------- deterministic numbers
@@ -180,7 +187,7 @@ def vision_case(name: str, inputs: Inputs, *, long: bool = False) -> Case:
     def run(graphs: Graphs, _: Array | None) -> dict[str, Array]:
         return {"features": graphs.vision(**{k: inputs[k] for k in VISION_INPUTS})}
 
-    return Case(name, Group.VISION, run, long=long)
+    return Case(name, Group.VISION, run, mode="image, both", long=long)
 
 
 def speech_case(name: str, inputs: Inputs, modes: Sequence[int], *, long: bool = False) -> Case:
@@ -190,7 +197,8 @@ def speech_case(name: str, inputs: Inputs, modes: Sequence[int], *, long: bool =
         arrays = {k: inputs[k] for k in SPEECH_INPUTS}
         return {f"mode{mode}_features": graphs.speech(**arrays, mode=mode) for mode in modes}
 
-    return Case(name, Group.SPEECH, run, long=long)
+    kinds = {"both" if mode in (1, 3) else "audio" for mode in modes}
+    return Case(name, Group.SPEECH, run, mode=", ".join(sorted(kinds)), long=long)
 
 
 def embedding_case(name: str, input_ids: Array, image: Array, audio: Array) -> Case:
@@ -199,7 +207,7 @@ def embedding_case(name: str, input_ids: Array, image: Array, audio: Array) -> C
     def run(graphs: Graphs, _: Array | None) -> dict[str, Array]:
         return {"embeds": graphs.embedding(input_ids, image, audio)}
 
-    return Case(name, Group.EMBEDDING, run)
+    return Case(name, Group.EMBEDDING, run, mode="all")
 
 
 VISION_INPUTS = ("pixel_values", "image_attention_mask", "image_sizes")
@@ -267,7 +275,7 @@ def text_case(
         embeds = graphs.embedding(ids[None])
         return greedy(graphs, embeds, marked(ids[None], adapter), adapter, steps=steps, rows=rows, follow=follow)
 
-    return Case(f"{name}.{_suffix(adapter)}", Group.DECODER, run, (adapter,), long)
+    return Case(f"{name}.{suffix(adapter)}", Group.DECODER, run, (adapter,), modes_of(adapter), long)
 
 
 def split_case(name: str, ids: Array, adapter: Role | None, at: int) -> Case:
@@ -281,7 +289,7 @@ def split_case(name: str, ids: Array, adapter: Role | None, at: int) -> Case:
         second = graphs.decoder(embeds[:, at:], marks[:, at:], mask, [adapter], first)
         return {"prefill_logits": second.logits[0, -1:], "prefill_kv": _stacked(second, len(ids))}
 
-    return Case(f"{name}.{_suffix(adapter)}", Group.DECODER, run, (adapter,))
+    return Case(f"{name}.{suffix(adapter)}", Group.DECODER, run, (adapter,), modes_of(adapter))
 
 
 def batch_case(name: str, prompts: Sequence[Array], adapters: Adapters) -> Case:
@@ -292,6 +300,7 @@ def batch_case(name: str, prompts: Sequence[Array], adapters: Adapters) -> Case:
     longest = max(len(ids) for ids in prompts)
     ids = np.stack([np.pad(p, (0, longest - len(p)), constant_values=PAD) for p in prompts])
     mask = np.stack([np.arange(longest) < len(p) for p in prompts]).astype(np.int64)
+    mode = modes_of(adapters[0]) if len(set(adapters)) == 1 else "mixed batch"
 
     def run(graphs: Graphs, _: Array | None) -> dict[str, Array]:
         marks = np.concatenate([marked(ids[i : i + 1], adapter) for i, adapter in enumerate(adapters)])
@@ -304,7 +313,7 @@ def batch_case(name: str, prompts: Sequence[Array], adapters: Adapters) -> Case:
             out[f"row{row}_prefill_kv"] = _stacked(result, len(prompt), row)
         return out
 
-    return Case(name, Group.DECODER, run, tuple(adapters))
+    return Case(name, Group.DECODER, run, tuple(adapters), mode)
 
 
 def chain_case(name: str, request: Inputs, adapter: Role | None, *, steps: int, long: bool = False) -> Case:
@@ -324,7 +333,7 @@ def chain_case(name: str, request: Inputs, adapter: Role | None, *, steps: int, 
         embeds = graphs.embedding(ids, image, audio)
         return greedy(graphs, embeds, ids, adapter, steps=steps, follow=follow)
 
-    return Case(f"{name}.{_suffix(adapter)}", Group.CHAIN, run, (adapter,), long)
+    return Case(f"{name}.{suffix(adapter)}", Group.CHAIN, run, (adapter,), request_mode(request), long)
 
 
 def _stacked(result: Logits, length: int, row: int = 0) -> Array:
@@ -332,5 +341,25 @@ def _stacked(result: Logits, length: int, row: int = 0) -> Array:
     return np.stack([[pair[part][row, :, :length] for pair in result.present] for part in (0, 1)])
 
 
-def _suffix(adapter: Role | None) -> str:
+def suffix(adapter: Role | None) -> str:
+    """How case names spell an adapter."""
     return "none" if adapter is None else adapter.value
+
+
+def modes_of(adapter: Role | None) -> str:
+    """The kinds of request that run with `adapter` in the original."""
+    return ", ".join(mode for mode in InputMode if mode.adapter is adapter)
+
+
+def request_mode(request: Inputs) -> InputMode:
+    """What a processed request holds."""
+    image, audio = "pixel_values" in request, "audio_embeds" in request
+    return (
+        InputMode.BOTH
+        if image and audio
+        else InputMode.IMAGE
+        if image
+        else InputMode.AUDIO
+        if audio
+        else InputMode.TEXT
+    )

@@ -65,6 +65,41 @@ class Tolerance:
         return f"{self.measure} {'at least' if self.measure is Measure.COSINE else 'at most'} {self.limit:g}"
 
 
+_PEAK, _L2, _COSINE = Measure.PEAK, Measure.RELATIVE_L2, Measure.COSINE
+TOLERANCES: dict[Precision, dict[str, Tolerance]] = {
+    Precision.FP32: {
+        "vision": Tolerance(_PEAK, 1e-4),
+        "speech": Tolerance(_PEAK, 1e-4),
+        "embedding": Tolerance(_PEAK, 1e-6),
+        "decoder": Tolerance(_PEAK, 2e-4),
+        "chain": Tolerance(_PEAK, 3e-4),
+    },
+    Precision.FP16: {
+        "vision": Tolerance(_L2, 1e-3),
+        "speech": Tolerance(_L2, 6e-3),
+        "embedding": Tolerance(_L2, 1e-3),
+        "decoder": Tolerance(_L2, 1.5e-2),
+        "chain": Tolerance(_L2, 3e-2),
+    },
+    Precision.INT8: dict.fromkeys(("vision", "speech", "embedding", "decoder", "chain"), Tolerance(_COSINE, 0.999)),
+    Precision.INT4: dict.fromkeys(("vision", "speech", "embedding", "decoder", "chain"), Tolerance(_COSINE, 0.9)),
+}
+LONG_FP32 = Tolerance(_PEAK, 2e-3)
+CLEAR_MARGIN = {Precision.FP32: 5e-4, Precision.FP16: 0.05, Precision.INT8: 0.25, Precision.INT4: 1.5}
+
+
+def tolerance_of(precision: Precision, graph: str, *, long: bool = False) -> Tolerance:
+    """What `graph` (vision, speech, embedding, decoder, chain) may differ by; `long`: over 4,000 tokens."""
+    if long and precision is Precision.FP32:
+        return LONG_FP32
+    return TOLERANCES[precision][graph]
+
+
+def clear_margin(precision: Precision) -> float:
+    """The lead of the best token, in units of the logits' rms, above which another greedy token is an error."""
+    return CLEAR_MARGIN[precision]
+
+
 def errors(found: Array, expected: Array) -> Errors:
     """The three measures, computed in float64. Different shapes, empty arrays, NaN and infinity are faults."""
     fault = _fault(found, expected)
