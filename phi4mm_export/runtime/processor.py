@@ -67,6 +67,11 @@ class Processor:
         with native_errors(self._package):
             return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True))
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
+        with native_errors(self._package):
+            return str(self._tokenizer.decode(np.asarray(token_ids, np.int32))) if len(token_ids) else ""
+
     @cached_property
     def _tokenizer(self) -> Any:
         return self._genai.Tokenizer(self._model)
