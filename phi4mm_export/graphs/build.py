@@ -77,7 +77,7 @@ def _decoder(op: OpBuilder, config: ModelConfig, ranks: Ranks, recipe: Recipe) -
     logits, present, new_state = module(op, embeds, mask, past, ids, state)
     logits_dims: list[int | str] = ["batch_size", "sequence_length" if recipe.full_logits else 1, config.vocab_size]
     _give(op, "logits", logits, kind, logits_dims)
-    cache_dims = ["batch_size", config.num_kv_heads, "total_sequence_length", config.head_dim]
+    cache_dims: list[int | str] = ["batch_size", config.num_kv_heads, "total_sequence_length", config.head_dim]
     for i, pair in enumerate(present):
         for part, value in zip(("key", "value"), pair, strict=True):
             _give(op, f"present.{i}.{part}", value, kind, cache_dims)
