@@ -20,6 +20,7 @@ from phi4mm_export.errors import ExitCode, Phi4mmError
 COMMANDS: dict[str, tuple[str, str]] = {
     # command: (module in phi4mm_export.cli, one-line help)
     "export": ("export", "Turn a checkpoint into a package that ONNX Runtime GenAI runs."),
+    "quantize": ("quantize", "Quantize a graph to 4 or 8 bits, calibrated and judged."),
     "config": ("config", "Write the configuration files for graphs that already stand in a folder."),
     "validate": ("validate", "Judge a package: contract, config, kernels, parity."),
     "run": ("run", "Generate text from a prompt, images and audio with ONNX Runtime GenAI."),

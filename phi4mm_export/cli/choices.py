@@ -71,3 +71,26 @@ def adapter_paths(given: Sequence[str] | None, adapter: AdapterName | None) -> d
             raise UsageError("expected a PEFT adapter folder, found none", where=str(path), fix="check the path")
         found[role] = path
     return found
+
+
+class QuantMethod(StrEnum):
+    """Values of --method."""
+
+    GPTQ = "gptq"
+    RTN = "rtn"
+    NONE = "none"
+
+
+class QuantOrder(StrEnum):
+    """Values of --order."""
+
+    ACT = "act"
+    NATURAL = "natural"
+
+
+class QuantEngine(StrEnum):
+    """Values of --engine."""
+
+    NATIVE = "native"
+    ONNXRUNTIME = "onnxruntime"
+    NEURAL_COMPRESSOR = "neural-compressor"

@@ -154,3 +154,31 @@ def checked(
         (*notes, *left_out),
         tuple(faults),
     )
+
+
+def collected(reader: Any, folder: Path) -> Samples:
+    """The samples of any object with `get_next()` (and perhaps `rewind()`), stored in `folder` once.
+
+    Raises UsageError for an object without `get_next` and for one that gives no sample or no mapping of arrays.
+    """
+    if not callable(getattr(reader, "get_next", None)):
+        raise UsageError(f"expected a reader with get_next(), found {type(reader).__name__}", where="reader")
+    if callable(getattr(reader, "rewind", None)):
+        reader.rewind()
+    names: list[str] = []
+    digests: list[str] = []
+    while (feeds := reader.get_next()) is not None:
+        name = f"sample {len(names)}"
+        if not isinstance(feeds, Mapping) or not feeds:
+            raise UsageError(f"expected a mapping of input names to arrays, found {type(feeds).__name__}", where=name)
+        arrays = {str(key): np.asarray(value) for key, value in feeds.items()}
+        with (folder / f"{len(names):06d}.npz").open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        names.append(name)
+        digests.append(digest_of(arrays))
+
+    def make(index: int) -> Feeds:
+        with np.load(folder / f"{index:06d}.npz", allow_pickle=False) as stored:
+            return {key: stored[key] for key in stored.files}
+
+    return Samples(SamplePlan(tuple(names), make, tuple(digests)))

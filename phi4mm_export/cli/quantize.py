@@ -1,0 +1,242 @@
+"""Quantize one graph of a package, or a plain .onnx file, to 4 or 8 bits, calibrated on real inputs and judged.
+
+SOURCE is a package folder (the result is a whole new package) or an .onnx file whose constant weights sit in MatMul or
+Gemm. GPTQ calibrates on --calibration: pictures for the vision graph, clips for speech, prompts for the decoder, .npz
+files (keys = graph inputs) for a plain file. Every 8th sample is left out first and must come out better than rounding.
+
+Example: phi4mm quantize phi4mm-fp32 -o phi4mm-vision4 --method gptq --calibration pages/
+
+Example: phi4mm quantize model.onnx -o model-int4.onnx --calibration feeds/ --block-size 128
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phi4mm_export.cli import render
+from phi4mm_export.cli.choices import QuantEngine, QuantMethod, QuantOrder
+from phi4mm_export.cli.options import JsonFlag, Overwrite, Quiet, Verbose
+from phi4mm_export.spec.contract import Component
+
+if TYPE_CHECKING:
+    from phi4mm_export.pipeline.quantize import QuantizeReport
+    from phi4mm_export.pipeline.quantize_gate import GateReport
+    from phi4mm_export.pipeline.quantize_job import QuantizeProgress
+    from phi4mm_export.quant.settings import LayerReport
+
+
+def command(
+    source: Annotated[Path, typer.Argument(help="Package folder or .onnx file.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Package folder or .onnx file to write.")],
+    method: Annotated[QuantMethod, typer.Option(help="How codes are chosen.")] = QuantMethod.GPTQ,
+    component: Annotated[
+        Component | None, typer.Option(help="Graph of the package; default vision.", show_default=False)
+    ] = None,
+    bits: Annotated[int, typer.Option(help="4 or 8.")] = 4,
+    block_size: Annotated[
+        int | None, typer.Option(help="Weights per scale: 16 to 256; default 32 for 4 bits, 128 for 8.")
+    ] = None,
+    symmetric: Annotated[bool, typer.Option(help="Without zero points, or with one per block.")] = True,
+    calibration: Annotated[
+        str | None,
+        typer.Option(metavar="PATH|GLOB|LIST|ZIP|builtin", help="Samples; builtin: made-up pages, clips and prompts."),
+    ] = None,
+    num_samples: Annotated[int | None, typer.Option(min=1, help="Take this many, chosen by --seed.")] = None,
+    validation: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Judge by these samples in place of every 8th one.")
+    ] = None,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Leave out files that cannot be read, and name them.")
+    ] = False,
+    damp: Annotated[float, typer.Option(help="Damping, as a share of the mean diagonal of the Hessian.")] = 0.01,
+    order: Annotated[QuantOrder, typer.Option(help="Order of the columns; the stored order stays.")] = QuantOrder.ACT,
+    sequential: Annotated[bool, typer.Option(help="Whether later layers see the quantized earlier ones.")] = True,
+    bias_correction: Annotated[bool, typer.Option(help="Whether mean errors go into the bias.")] = True,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these in float; repeatable.")] = None,
+    include: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Only these; repeatable.")] = None,
+    accuracy_level: Annotated[
+        int | None, typer.Option(help="0 to 4; default 4 for a decoder on the CPU, else 0.", show_default=False)
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="What all weights may take; spare bytes buy 8 bits.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Chooses samples, and draws the builtin ones.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Layers at once; never changes a byte.")] = None,
+    engine: Annotated[QuantEngine, typer.Option(help="Who quantizes.")] = QuantEngine.NATIVE,
+    save_statistics: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the Hessians there.")] = None,
+    statistics: Annotated[Path | None, typer.Option(metavar="DIR", help="Use Hessians kept by an earlier run.")] = None,
+    quality_gate: Annotated[bool, typer.Option(help="Whether a bad result is refused with exit code 5.")] = True,
+    max_rel_l2: Annotated[float, typer.Option(help="Largest relative L2 error of the output.")] = 0.5,
+    work_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep finished layers there, also after an error.")
+    ] = None,
+    overwrite: Overwrite = False,
+    json: JsonFlag = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    from phi4mm_export.pipeline.quantize import quantize
+    from phi4mm_export.spec.sizes import parse_bytes
+
+    report = quantize(
+        source,
+        output,
+        method=method.value,
+        component=component,
+        bits=bits,
+        block_size=block_size,
+        symmetric=symmetric,
+        calibration=calibration,
+        num_samples=num_samples,
+        validation=validation,
+        skip_unreadable=skip_unreadable,
+        damp=damp,
+        order=order.value,
+        sequential=sequential,
+        bias_correction=bias_correction,
+        exclude=exclude or (),
+        include=include or (),
+        accuracy_level=accuracy_level,
+        budget=parse_bytes(budget, where="--budget") if budget else None,
+        seed=seed,
+        jobs=jobs,
+        engine=engine.value,
+        save_statistics=save_statistics,
+        statistics=statistics,
+        quality_gate=quality_gate,
+        max_rel_l2=max_rel_l2,
+        work_dir=work_dir,
+        overwrite=overwrite,
+        progress=None if quiet or json else _progress(),
+    )
+    for line in report.warnings:
+        render.warning(line)
+    if json:
+        render.document(as_json(report))
+    elif not quiet:
+        show(report, verbose=verbose)
+
+
+def as_json(report: QuantizeReport) -> dict[str, Any]:
+    """The report as plain values."""
+    from phi4mm_export.pipeline.quantize_write import manifest_entry
+
+    return {
+        "path": str(report.path),
+        "graph": report.graph,
+        **manifest_entry(report),
+        "bytes_before": report.nbytes_before,
+        "bytes_after": report.nbytes_after,
+        "gate": None if report.gate is None else _gate_json(report.gate),
+        "reused_layers": report.reused,
+        "warnings": list(report.warnings),
+        "per_layer": [_layer_json(layer) for layer in report.layers],
+        "files": [{"name": file.name, "size": file.nbytes, "sha256": file.sha256} for file in report.files],
+    }
+
+
+def show(report: QuantizeReport, *, verbose: int) -> None:
+    """The report for people: the layers, what the gate measured, and the sizes."""
+    from phi4mm_export.spec.sizes import format_bytes
+
+    for line in layer_table(report.layers, every=verbose > 0):
+        render.text(line)
+    counts = ", ".join(f"{report.count(method)} {method}" for method in ("gptq", "rtn", "kept") if report.count(method))
+    settings = report.settings
+    render.text(
+        f"{report.path}: {len(report.layers)} weights ({counts}), {settings.bits} bits, blocks of "
+        f"{settings.block_size}, {format_bytes(report.nbytes_before)} -> {format_bytes(report.nbytes_after)}"
+    )
+    if report.gate is not None:
+        render.text(gate_line(report.gate))
+
+
+def gate_line(gate: GateReport) -> str:
+    """The judged error in one sentence."""
+    ours, rounded = gate.quantized, gate.rounded
+    against = f", rounding to nearest {rounded.mean_rel_l2:.4f}" if rounded is not None else ""
+    return (
+        f"{gate.output} on {gate.samples} {gate.judged_on}: relative L2 {ours.mean_rel_l2:.4f} "
+        f"(worst {ours.worst_rel_l2:.4f}, cosine {ours.mean_cosine:.4f}){against}, allowed {gate.max_rel_l2:g}"
+    )
+
+
+def layer_table(layers: tuple[LayerReport, ...], *, every: bool) -> list[str]:
+    """One line a layer; without `every` only the layers that did not come out as asked, or are the worst."""
+    shown = list(layers)
+    if not every:
+        worst = sorted(layers, key=lambda layer: -(layer.error_after or 0.0))[:5]
+        shown = [layer for layer in layers if layer in worst or layer.reason]
+    width = max([len(layer.name or layer.weight) for layer in shown] + [5])
+    lines = (
+        [f"{'layer':{width}}  {'K x N':>13}  how   bits/block  error before -> after   damp      s"] if shown else []
+    )
+    for layer in shown:
+        before, after = ("-" if e is None else f"{e:.4f}" for e in (layer.error_before, layer.error_after))
+        line = (
+            f"{layer.name or layer.weight:{width}}  {f'{layer.K} x {layer.N}':>13}  {layer.method_used:4}  "
+            f"{layer.bits:>4}/{layer.block_size:<5}  {before:>12} -> {after:<8} {layer.damp:6.3f} {layer.seconds:6.1f}"
+        )
+        lines.append(line + (f"  {layer.reason}" if layer.reason else ""))
+    if len(shown) < len(layers):
+        lines.append(f"({len(layers) - len(shown)} more layers: --verbose)")
+    return lines
+
+
+def _gate_json(gate: GateReport) -> dict[str, Any]:
+    def fidelity(value: Any) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        return {
+            "mean_rel_l2": value.mean_rel_l2,
+            "worst_rel_l2": value.worst_rel_l2,
+            "mean_cosine": value.mean_cosine,
+            "rel_l2": list(value.rel_l2),
+            "cosine": list(value.cosine),
+        }
+
+    return {
+        "output": gate.output,
+        "judged_on": gate.judged_on,
+        "samples": gate.samples,
+        "max_rel_l2": gate.max_rel_l2,
+        "quantized": fidelity(gate.quantized),
+        "rounded": fidelity(gate.rounded),
+    }
+
+
+def _layer_json(layer: LayerReport) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "weight": layer.weight,
+        "K": layer.K,
+        "N": layer.N,
+        "bits": layer.bits,
+        "block_size": layer.block_size,
+        "method": layer.method_used,
+        "reason": layer.reason,
+        "damp": layer.damp,
+        "error_before": layer.error_before,
+        "error_after": layer.error_after,
+        "seconds": round(layer.seconds, 3),
+        "bytes": layer.nbytes,
+    }
+
+
+def _progress() -> Callable[[QuantizeProgress], None]:
+    """One line on stderr per ten seconds, and one at the end of each phase."""
+    last = time.monotonic()
+
+    def report(step: QuantizeProgress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= render.LINE_EVERY_S:
+            last = now
+            render.note(f"{step.phase}: {step.done} of {step.total} layers ({step.layer})")
+
+    return report

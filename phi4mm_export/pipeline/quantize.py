@@ -1,0 +1,149 @@
+"""`phi4mm quantize`: the constant weights of one graph become integers, judged before they are published.
+
+Works on one component of a package (the result is a whole new package) and on any plain .onnx file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from phi4mm_export.errors import PackageError, UsageError
+from phi4mm_export.pipeline.export import default_jobs
+from phi4mm_export.pipeline.quantize_gate import DEFAULT_MAX_REL_L2
+from phi4mm_export.pipeline.quantize_samples import WHAT_GPTQ_NEEDS
+from phi4mm_export.pipeline.quantize_write import Progress, QuantizeReport, Request, SampleChoice, carry_out
+from phi4mm_export.quant.settings import DEFAULT_DAMP, CalibrationReader, Method, Order, QuantSettings
+from phi4mm_export.runtime.generate import configured_providers
+from phi4mm_export.runtime.package import RunPackage, open_package
+from phi4mm_export.spec.contract import Component, Provider
+from phi4mm_export.spec.recipe import CPU_ACCURACY_LEVEL, INT4_BLOCK, INT8_BLOCK
+
+__all__ = ["QuantizeReport", "default_accuracy_level", "quantize"]
+
+DEFAULT_COMPONENT = Component.VISION
+"""The graph that rounding to nearest ruins."""
+
+
+def quantize(
+    source: str | Path,
+    output: str | Path,
+    *,
+    method: Method | str = Method.GPTQ,
+    component: Component | str | None = None,
+    bits: int = 4,
+    block_size: int | None = None,
+    symmetric: bool = True,
+    calibration: str | Path | None = None,
+    reader: CalibrationReader | None = None,
+    num_samples: int | None = None,
+    validation: str | Path | None = None,
+    skip_unreadable: bool = False,
+    damp: float = DEFAULT_DAMP,
+    order: Order | str = Order.ACT,
+    sequential: bool = True,
+    bias_correction: bool = True,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    accuracy_level: int | None = None,
+    budget: int | None = None,
+    seed: int = 0,
+    jobs: int | None = None,
+    engine: str = "native",
+    save_statistics: str | Path | None = None,
+    statistics: str | Path | None = None,
+    quality_gate: bool = True,
+    max_rel_l2: float = DEFAULT_MAX_REL_L2,
+    work_dir: str | Path | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> QuantizeReport:
+    """Quantize one graph of a package (`source` a folder, `output` a new package) or a plain .onnx file.
+
+    calibration: a folder, glob, list, archive or "builtin" (seeded made-up media); reader: any object with
+    `get_next()` in its place. budget: bytes that all quantized weights may take together. work_dir: keeps finished
+    layers across errors too; without it only a killed run leaves them, beside the target.
+
+    Raises UsageError for gptq without samples and every fault of an option or a sample, QualityError when the gate says
+    no, CheckpointError for an unusable graph, PackageError for a broken package. After an error nothing stands under
+    `output`.
+    """
+    choice = SampleChoice(calibration, reader, validation, num_samples, skip_unreadable)
+    _refuse_missing_samples(Method(method), choice, statistics)
+    package, graph, part = _open(Path(source).expanduser(), component)
+    settings = QuantSettings(
+        method=Method(method),
+        bits=bits,
+        block_size=block_size or (INT4_BLOCK if bits == 4 else INT8_BLOCK),
+        symmetric=symmetric,
+        damp=damp,
+        order=Order(order),
+        sequential=sequential,
+        bias_correction=bias_correction,
+        exclude=tuple(exclude),
+        include=tuple(include),
+        accuracy_level=default_accuracy_level(package, part) if accuracy_level is None else accuracy_level,
+        budget_nbytes=budget,
+        seed=seed,
+        jobs=jobs or default_jobs(),
+    )
+    if not 0 < max_rel_l2 < float("inf"):
+        raise UsageError(f"expected a limit above 0, found {max_rel_l2:g}", where="--max-rel-l2")
+    return carry_out(
+        Request(
+            graph=graph,
+            target=Path(output).expanduser().absolute(),
+            package=package,
+            component=part,
+            settings=settings,
+            engine=engine,
+            choice=choice,
+            quality_gate=quality_gate,
+            max_rel_l2=max_rel_l2,
+            statistics=None if statistics is None else Path(statistics),
+            save_statistics=None if save_statistics is None else Path(save_statistics),
+            work_dir=None if work_dir is None else Path(work_dir),
+            overwrite=overwrite,
+            progress=progress,
+        )
+    )
+
+
+def default_accuracy_level(package: RunPackage | None, component: Component | None) -> int:
+    """4 (products in int8: faster by far at one token) for the decoder of a package for the CPU, else 0."""
+    on_cpu = package is not None and Provider.CUDA not in configured_providers(package)
+    return CPU_ACCURACY_LEVEL if on_cpu and component is Component.DECODER else 0
+
+
+def _open(path: Path, component: Component | str | None) -> tuple[RunPackage | None, Path, Component | None]:
+    """The package (None for a plain .onnx file), the graph to work on, and which component it is."""
+    if not path.exists():
+        raise UsageError("expected a package folder or an .onnx file, found nothing", where=str(path))
+    if not path.is_dir():
+        if component is not None:
+            raise UsageError(
+                f"--component {component} names a graph of a package, and the source is a file", where=str(path)
+            )
+        return None, path, None
+    part = Component(component or DEFAULT_COMPONENT)
+    if part is Component.EMBEDDING:
+        raise UsageError(
+            "the embedding graph has no linear layers: it looks rows up in a table",
+            where="--component embedding",
+            fix="store the table in integers with phi4mm export --embedding-precision int8",
+        )
+    package = open_package(path)
+    graph = package.graph(part)
+    if graph is None:
+        raise PackageError(f"the package has no {part} graph", where="genai_config.json")
+    return package, graph, part
+
+
+def _refuse_missing_samples(method: Method, choice: SampleChoice, statistics: str | Path | None) -> None:
+    if choice.calibration is not None and choice.reader is not None:
+        raise UsageError("samples were given twice, as a source and as a reader", where="--calibration", fix="give one")
+    if choice.num_samples is not None and choice.num_samples < 1:
+        raise UsageError(f"expected at least 1 sample, found {choice.num_samples}", where="--num-samples")
+    given = choice.calibration is not None or choice.reader is not None or statistics is not None
+    if method is Method.GPTQ and not given:
+        raise UsageError("gptq was asked for without calibration samples", where="--method gptq", fix=WHAT_GPTQ_NEEDS)

@@ -1,0 +1,154 @@
+"""One graph quantized and judged: calibrate on part of the samples, judge on the rest, then calibrate on all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from phi4mm_export.errors import QualityError
+from phi4mm_export.pipeline.quantize_gate import GateReport, Reference, judge, split
+from phi4mm_export.quant.engine import QuantProgress, quantize_graph
+from phi4mm_export.quant.settings import Method, QuantResult, QuantSettings
+from phi4mm_export.runtime.calibration_samples import Samples, subset
+
+
+@dataclass(frozen=True)
+class QuantizeProgress:
+    """`done` of `total` layers in a phase: "judging" (on part of the samples), "rounding" or "quantizing"."""
+
+    phase: str
+    done: int
+    total: int
+    layer: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that turns `source` into `target` (an .onnx path in a folder of the caller's).
+
+    samples: what to calibrate on, if anything; validation: what to judge by, in place of samples left out.
+    work: a folder for finished layers and for the models that are only judged.
+    """
+
+    source: Path
+    target: Path
+    settings: QuantSettings
+    engine: str
+    samples: Samples | None
+    validation: Samples | None
+    quality_gate: bool
+    max_rel_l2: float
+    work: Path
+    statistics: Path | None = None
+    save_statistics: Path | None = None
+    progress: Callable[[QuantizeProgress], None] | None = None
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The engine's account of the final graph, and what the gate measured."""
+
+    result: QuantResult
+    gate: GateReport | None
+    warnings: tuple[str, ...]
+
+
+def run_job(job: Job) -> JobResult:
+    """Quantize and judge. Raises QualityError when the gate says no or nothing was quantized, else what engines do."""
+    judged_by = job.validation or job.samples
+    if not job.quality_gate or judged_by is None or job.settings.method is Method.NONE:
+        return JobResult(_final(job), None, _unjudged(job))
+    calibrated, held = split(judged_by.digests)
+    if job.validation is not None:
+        calibrated, held, kind = [], by_content(judged_by), "validation samples"
+    else:
+        kind = "held-out samples" if set(calibrated).isdisjoint(held) else "calibration samples"
+    reference = Reference(job.source, subset(judged_by, held), _fresh(job.work / "reference"))
+    rounds = job.settings.method is Method.RTN
+    rounded = None if rounds else reference.fidelity(_rounded(job))
+    twice = kind == "held-out samples" and not rounds
+    if twice:
+        judged = _fresh(job.work / "judged") / job.target.name
+        result = _engine(job, judged, subset(judged_by, calibrated), "judging")
+    else:
+        judged, result = job.target, _final(job)
+    gate = GateReport(reference.output, kind, len(held), reference.fidelity(judged), rounded, job.max_rel_l2)
+    fallbacks = sum(layer.method_used == "rtn" for layer in result.layers)
+    judge(gate, fallbacks=fallbacks, layers=len(result.layers))
+    for name in ("judged", "rounded", "reference"):
+        shutil.rmtree(job.work / name, ignore_errors=True)
+    return JobResult(_final(job) if twice else result, gate, _one_sample(kind))
+
+
+def by_content(samples: Samples) -> list[int]:
+    """Numbers of all samples in the order of their content, so that the order of files changes nothing."""
+    return sorted(range(len(samples)), key=lambda index: (samples.digests[index], index))
+
+
+def _final(job: Job) -> QuantResult:
+    """The graph that is published, calibrated on all samples in the order of their content."""
+    ordered = None if job.samples is None else subset(job.samples, by_content(job.samples))
+    result = _engine(job, job.target, ordered, "quantizing", keep_statistics=True)
+    if job.settings.method is not Method.NONE and all(layer.method_used == "kept" for layer in result.layers):
+        raise QualityError(
+            "nothing was quantized: no MatMul or Gemm with a constant float weight was left to work on",
+            where=job.source.name,
+            fix="check --include and --exclude; a graph that holds integers already has to be exported in float first",
+        )
+    return result
+
+
+def _rounded(job: Job) -> Path:
+    """The same graph rounded to nearest in the same format, for comparison."""
+    target = _fresh(job.work / "rounded") / job.target.name
+    settings = replace(job.settings, method=Method.RTN)
+    quantize_graph(job.source, target, reader=None, settings=settings, progress=_named(job, "rounding"))
+    return target
+
+
+def _engine(
+    job: Job, target: Path, samples: Samples | None, phase: str, *, keep_statistics: bool = False
+) -> QuantResult:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    layers = job.work / "layers"
+    layers.mkdir(exist_ok=True)
+    return quantize_graph(
+        job.source,
+        target,
+        reader=samples,
+        settings=job.settings,
+        work_dir=layers,
+        statistics=job.statistics,
+        save_statistics=job.save_statistics if keep_statistics else None,
+        progress=_named(job, phase),
+    )
+
+
+def _named(job: Job, phase: str) -> Callable[[QuantProgress], None] | None:
+    report = job.progress
+    if report is None:
+        return None
+    return lambda step: report(QuantizeProgress(phase, step.done, step.total, step.layer))
+
+
+def _unjudged(job: Job) -> tuple[str, ...]:
+    if job.settings.method is Method.NONE:
+        return ()
+    if not job.quality_gate:
+        return ("the result was not judged (--no-quality-gate)",)
+    return ("the result was not judged, because no samples were given; phi4mm evaluate measures it",)
+
+
+def _one_sample(kind: str) -> tuple[str, ...]:
+    if kind != "calibration samples":
+        return ()
+    return ("with a single sample the result was judged on what it was calibrated on; give eight or more",)
+
+
+def _fresh(folder: Path) -> Path:
+    """An empty folder in place of what a killed run may have left."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

@@ -1,0 +1,227 @@
+"""A quantization carried out: staging, samples, the graph, the files around it, the manifest, and the publishing."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from phi4mm_export.errors import UsageError
+from phi4mm_export.package.manifest import MANIFEST_FILE, requantized_bytes
+from phi4mm_export.package.publish import staged
+from phi4mm_export.package.publish_model import staged_model
+from phi4mm_export.package.replace_graph import copy_files, plan_copy
+from phi4mm_export.package.write import WrittenFile, hashed, write_file
+from phi4mm_export.pipeline.export import SIDE_NBYTES, check_room
+from phi4mm_export.pipeline.quantize_checks import check_graph, check_package
+from phi4mm_export.pipeline.quantize_gate import GateReport
+from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress, run_job
+from phi4mm_export.pipeline.quantize_samples import foreign_samples, open_samples, unseen_modes
+from phi4mm_export.quant.settings import CalibrationReader, LayerReport, QuantSettings
+from phi4mm_export.runtime.calibration_samples import Samples
+from phi4mm_export.runtime.package import RunPackage
+from phi4mm_export.spec.contract import Component
+from phi4mm_export.spec.json_text import read_object
+
+Progress = Callable[[QuantizeProgress], None]
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """What was written. `layers` in graph order; bytes count the weights of these layers; `gate` is None where nothing
+    was judged; `digests` are those of the preprocessed calibration samples, sorted."""
+
+    path: Path
+    graph: str
+    component: Component | None
+    engine: str
+    settings: QuantSettings
+    layers: tuple[LayerReport, ...]
+    nbytes_before: int
+    nbytes_after: int
+    samples: int
+    digests: tuple[str, ...]
+    gate: GateReport | None
+    files: tuple[WrittenFile, ...]
+    reused: int
+    warnings: tuple[str, ...]
+
+    def count(self, method: str) -> int:
+        """How many layers ended as "gptq", "rtn" or "kept"."""
+        return sum(layer.method_used == method for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class SampleChoice:
+    """Where samples come from. `calibration` and `validation` are sources, `reader` an object with get_next()."""
+
+    calibration: str | Path | None = None
+    reader: CalibrationReader | None = None
+    validation: str | Path | None = None
+    num_samples: int | None = None
+    skip_unreadable: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call of `quantize` with everything resolved. `package` is None for a plain .onnx file."""
+
+    graph: Path
+    target: Path
+    package: RunPackage | None
+    component: Component | None
+    settings: QuantSettings
+    engine: str
+    choice: SampleChoice
+    quality_gate: bool
+    max_rel_l2: float
+    statistics: Path | None
+    save_statistics: Path | None
+    work_dir: Path | None
+    overwrite: bool
+    progress: Progress | None
+
+    @property
+    def name(self) -> str:
+        """The graph's name in the result."""
+        return self.graph.relative_to(self.package.path).as_posix() if self.package else self.target.name
+
+
+def carry_out(request: Request) -> QuantizeReport:
+    """Quantize, judge and publish. Raises as `quantize`; after an error nothing stands under the target's name."""
+    target, package = request.target, request.package
+    if package is not None and target.is_relative_to(package.path.resolve()) and target != package.path.resolve():
+        raise UsageError("the target lies inside the source package", where=str(target), fix="choose another place")
+    open_target = staged if package is not None else staged_model
+    with open_target(target, overwrite=request.overwrite) as staging, work_folder(target, request.work_dir) as work:
+        samples = _samples(request, request.choice.calibration, request.choice.reader, fresh(work / "samples"))
+        validation = _samples(request, request.choice.validation, None, fresh(work / "validation"))
+        copied = _copy_around(request, staging)
+        done = run_job(_job(request, staging, work, samples, validation))
+        check_graph(request.graph, staging / request.name)
+        names = {*copied, *(file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file())}
+        report = _report(request, done, samples, tuple(hashed(staging, name) for name in sorted(names)))
+        if package is not None:
+            old = package.path / MANIFEST_FILE
+            earlier = read_object(old) if old.is_file() else None
+            manifest = requantized_bytes(earlier, report.files, manifest_entry(report))
+            report = replace(report, files=(*report.files, write_file(staging, MANIFEST_FILE, manifest)))
+            check_package(package.path, staging)
+    return report
+
+
+def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
+    """What the manifest says of a quantization: every choice that decides bytes, and the samples' digests."""
+    settings = report.settings
+    return {
+        "component": report.component.value if report.component else None,
+        "engine": report.engine,
+        "method": settings.method.value,
+        "bits": settings.bits,
+        "block_size": settings.block_size,
+        "symmetric": settings.symmetric,
+        "damp": settings.damp,
+        "order": settings.order.value,
+        "sequential": settings.sequential,
+        "bias_correction": settings.bias_correction,
+        "exclude": list(settings.exclude),
+        "include": list(settings.include),
+        "accuracy_level": settings.accuracy_level,
+        "budget": settings.budget_nbytes,
+        "seed": settings.seed,
+        "layers": {method: report.count(method) for method in ("gptq", "rtn", "kept")},
+        "calibration": {"samples": report.samples, "sha256": list(report.digests)},
+    }
+
+
+@contextlib.contextmanager
+def work_folder(target: Path, given: Path | None) -> Iterator[Path]:
+    """Where finished layers are kept: the user's folder, or one beside the target that only a killed run leaves."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    folder = target.parent / f".{target.name}.work"
+    folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fresh(folder: Path) -> Path:
+    """An empty folder in place of what a killed run may have left."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _samples(
+    request: Request, source: str | Path | None, reader: CalibrationReader | None, spool: Path
+) -> Samples | None:
+    if reader is not None:
+        return foreign_samples(reader, spool)
+    choice = request.choice
+    return open_samples(
+        request.graph,
+        request.package,
+        request.component,
+        source,
+        spool,
+        num_samples=choice.num_samples,
+        seed=request.settings.seed,
+        skip_unreadable=choice.skip_unreadable,
+    )
+
+
+def _copy_around(request: Request, staging: Path) -> tuple[str, ...]:
+    """Everything of a package but the graph that is replaced; nothing for a plain file."""
+    if request.package is None:
+        check_room(staging.parent, request.graph.stat().st_size + SIDE_NBYTES)
+        return ()
+    plan = plan_copy(request.package.path, request.name)
+    check_room(staging.parent, plan.nbytes + SIDE_NBYTES)
+    return copy_files(plan, staging)
+
+
+def _job(request: Request, staging: Path, work: Path, samples: Samples | None, validation: Samples | None) -> Job:
+    return Job(
+        source=request.graph,
+        target=staging / request.name,
+        settings=request.settings,
+        engine=request.engine,
+        samples=samples,
+        validation=validation,
+        quality_gate=request.quality_gate,
+        max_rel_l2=request.max_rel_l2,
+        work=work,
+        statistics=request.statistics,
+        save_statistics=request.save_statistics,
+        progress=request.progress,
+    )
+
+
+def _report(
+    request: Request, done: JobResult, samples: Samples | None, files: tuple[WrittenFile, ...]
+) -> QuantizeReport:
+    notes = samples.notes if samples else ()
+    return QuantizeReport(
+        path=request.target,
+        graph=request.name,
+        component=request.component,
+        engine=request.engine,
+        settings=request.settings,
+        layers=done.result.layers,
+        nbytes_before=done.result.nbytes_before,
+        nbytes_after=done.result.nbytes_after,
+        samples=len(samples) if samples else 0,
+        digests=tuple(sorted(samples.digests)) if samples else (),
+        gate=done.gate,
+        files=files,
+        reused=done.result.reused,
+        warnings=(*notes, *unseen_modes(samples, request.package), *done.warnings),
+    )
