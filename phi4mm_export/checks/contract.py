@@ -110,6 +110,7 @@ def check_contract(package: OpenedPackage, contract: ContractFile) -> tuple[list
             findings += _findings(matched)
             resolved |= {f"{component}.{name}": (graph.file, found) for name, found in matched.resolved.items()}
         rows += [Row(graph.file, "input", t.name, "overridable", found=str(t)) for t in graph.io.overridable]
+        findings += _other_overridables(graph, wanted)
     findings += _dtype_groups(contract, resolved)
     return rows, findings
 
@@ -138,6 +139,19 @@ def _absent_graph(package: OpenedPackage, component: Component, wanted: GraphCon
             f"the package has no {component} graph",
             expected=wanted.filename,
             fix="add the graph, or export the package again",
+        )
+
+
+def _other_overridables(graph: OpenedGraph, wanted: GraphContract) -> Iterator[Finding]:
+    """Inputs with a default that no adapter file of the contract's form would find."""
+    form = wanted.overridable
+    others = [t.name for t in graph.io.overridable if form is None or not form.matches(t.name)]
+    if others:
+        yield note(
+            "C107",
+            f"{graph.file}: {others[0]}",
+            f"{len(others)} inputs with a default are not of the contract ({some(others)}); nothing feeds them",
+            expected=form.float_name if form is not None else "no overridable inputs",
         )
 
 

@@ -6,6 +6,7 @@ and judge packages by it. A symbolic dim named in `constants` is static; its val
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +77,17 @@ class Overridable(_Strict):
     ranks: dict[str, int] = {}
     count: dict[str, int] = {}
     note: str = ""
+
+    def matches(self, name: str) -> bool:
+        """Whether an overridable input has one of the contract's adapter names, in its float or quantized form."""
+        projections = sorted({item for items in self.proj.values() for item in items})
+        pattern = re.escape(self.float_name).replace("%d", r"\d+")
+        pattern = pattern.replace(re.escape("{proj}"), f"({'|'.join(map(re.escape, projections))})")
+        for choice in re.findall(r"\{([^{}]+)\}", self.float_name):
+            if "|" in choice:
+                pattern = pattern.replace(re.escape("{" + choice + "}"), f"({choice})")
+        endings = "|".join(re.escape(text.replace("<float_name>", "")) for text in self.quantized_names)
+        return re.fullmatch(f"{pattern}({endings})?", name) is not None
 
 
 class GraphContract(_Strict):

@@ -87,6 +87,29 @@ def test_an_overridable_input_is_allowed(package: Path) -> None:
     assert report.ok
 
 
+def test_an_overridable_input_under_another_name_than_the_adapters_is_noted(package: Path) -> None:
+    extra = helper.make_tensor_value_info("qkv", TensorProto.FLOAT, [16, 32])
+    edit_graph(package, "decoder", lambda model: model.graph.input.append(extra))
+    assert _only(validate(package), "C107").severity is Severity.NOTE
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("model.layers.31.attn.q_proj.lora_A.MatMul.weight", True),
+        ("model.layers.0.mlp.down_proj.lora_B.MatMul.weight_Q4", True),
+        ("model.layers.0.mlp.down_proj.lora_B.MatMul.weight_scales", True),
+        ("model.layers.0.attn.qkv_proj.lora_A.MatMul.weight", False),
+        ("model.layers.0.attn.q_proj.lora_C.MatMul.weight", False),
+        ("model.layers.0.attn.q_proj.lora_A.MatMul.weight.more", False),
+    ],
+)
+def test_the_adapter_names_of_the_official_package_are_known(name: str, fits: bool) -> None:
+    form = load_contract("official").graphs["decoder"].overridable
+    assert form is not None
+    assert form.matches(name) is fits
+
+
 def _rename_output(model: onnx.ModelProto) -> None:
     model.graph.output[0].name = "image_feature_rows"
     model.graph.node[-1].output[0] = "image_feature_rows"
