@@ -15,7 +15,7 @@ REFBIN := .venv-reference/bin
 endif
 
 EXTRAS := cpu,media,hub,dev
-TORCH := torch==2.13.0
+REFERENCE := torch==2.13.0 transformers==5.24.0 peft==0.21.2
 PYTEST_ARGS ?=
 OFFLINE := not reference and not shared and not gpu
 
@@ -42,7 +42,7 @@ setup-reference: .venv-reference/stamp
 	@PYTHON="$(PYTHON)" sh scripts/setup_venv.sh .venv "$(EXTRAS)"
 
 .venv-reference/stamp: requirements.lock pyproject.toml
-	@PYTHON="$(PYTHON)" sh scripts/setup_venv.sh .venv-reference "$(EXTRAS)" "$(TORCH)" transformers peft
+	@PYTHON="$(PYTHON)" sh scripts/setup_venv.sh .venv-reference "$(EXTRAS)" $(REFERENCE)
 
 check: setup
 	$(BIN)/ruff check phi4mm_export tests scripts examples
