@@ -196,7 +196,7 @@ class Recipe:
 
     @property
     def shares_table(self) -> bool:
-        """Whether head and embedding table could be one stretch of bytes: same stored form, one folder, both written."""
+        """Whether head and table could be one stretch of bytes: same stored form, one folder, both written."""
         return (
             self.layout is PackageLayout.FLAT
             and self.embedding_precision is self.precision

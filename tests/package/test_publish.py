@@ -33,9 +33,13 @@ def test_a_finished_folder_stands_under_its_name_and_nothing_else_remains(tmp_pa
 
 @pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt, MemoryError])
 def test_after_an_error_or_an_interrupt_nothing_remains(tmp_path: Path, fault: type[BaseException]) -> None:
-    with pytest.raises(fault), staged(tmp_path / "out", overwrite=False) as folder:
-        (folder / "half").write_text("x")
-        raise fault
+    def work() -> None:
+        with staged(tmp_path / "out", overwrite=False) as folder:
+            (folder / "half").write_text("x")
+            raise fault
+
+    with pytest.raises(fault):
+        work()
     assert _neighbours(tmp_path) == set()
 
 
@@ -86,9 +90,9 @@ def test_a_missing_parent_is_named_before_any_work(tmp_path: Path) -> None:
 
 
 def test_a_second_run_on_the_same_target_is_refused(tmp_path: Path) -> None:
-    with filelock.FileLock(lock_path(tmp_path / "out")), pytest.raises(SystemLimitError, match="another run"):
-        with staged(tmp_path / "out", overwrite=False):
-            pass
+    lock, second = filelock.FileLock(lock_path(tmp_path / "out")), staged(tmp_path / "out", overwrite=False)
+    with lock, pytest.raises(SystemLimitError, match="another run"), second:
+        pass
 
 
 def test_the_lock_file_of_a_dead_run_does_not_block(tmp_path: Path) -> None:
