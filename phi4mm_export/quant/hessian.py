@@ -5,7 +5,7 @@ Products of one sample are float32 sums over its tokens; sums over samples are f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from phi4mm_export.weights.exact import F32, F64
 
 ROWS = 256
 """Tokens multiplied at once. BLAS libraries sum so few in one sweep, whatever the number of their threads."""
+PARTS = 4
+"""Products summed in float32 before they enter the float64 sum."""
 
 
 @dataclass(frozen=True)
@@ -38,33 +40,75 @@ def moments(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], channels: int, *
     flip: the arrays are [K, T].
     """
     total, sum_exact, sum_x = 0, np.zeros(channels), np.zeros(channels)
-    gram, drift = np.zeros((channels, channels)), np.zeros((channels, channels))
+    gram, drift = _Sum(channels), _Sum(channels)
     same = True
-    for exact, quantized in pairs:
-        x = _rows(quantized, channels, flip)
-        moved = exact is not quantized
-        e = _rows(exact, channels, flip) if moved else x
-        same = same and not moved
-        for start in range(0, len(x), ROWS):
-            part, reference = x[start : start + ROWS], e[start : start + ROWS]
-            total += len(part)
-            sum_x += np.add.reduce(part, axis=0, dtype=np.float64)
-            sum_exact += np.add.reduce(reference, axis=0, dtype=np.float64)
-            gram += part.T @ part
-            if moved:
-                drift += part.T @ (reference - part)
+    for exact, x in _chunks(pairs, channels, flip):
+        total += len(x)
+        sum_x += np.add.reduce(x, axis=0, dtype=np.float64)
+        gram.add(x, x)
+        if exact is x:
+            sum_exact += np.add.reduce(x, axis=0, dtype=np.float64)
+            continue
+        same = False
+        sum_exact += np.add.reduce(exact, axis=0, dtype=np.float64)
+        drift.add(x, exact - x)
     if not total:
         return None
     mean, mean_exact = sum_x / total, sum_exact / total
-    gram -= np.multiply.outer(sum_x, mean)
-    if not same:
-        drift -= np.multiply.outer(sum_x, mean_exact - mean)
-    return Moments(total, mean_exact, mean, gram, None if same else drift)
+    hessian = gram.total() - np.multiply.outer(sum_x, mean)
+    moved = None if same else drift.total() - np.multiply.outer(sum_x, mean_exact - mean)
+    return Moments(total, mean_exact, mean, hessian, moved)
 
 
-def _rows(x: NDArray[Any], channels: int, flip: bool) -> F32:
-    """Tokens as rows, float32 [T, K]."""
+class _Sum:
+    """The sum of left' right over chunks of rows."""
+
+    def __init__(self, channels: int) -> None:
+        self._wide = np.zeros((channels, channels))
+        self._part, self._count = np.zeros((channels, channels), np.float32), 0
+        self._product = np.empty((channels, channels), np.float32)
+
+    def add(self, left: F32, right: F32) -> None:
+        """One more chunk of at most `ROWS` rows."""
+        self._part += np.matmul(left.T, right, out=self._product)
+        self._count += 1
+        if self._count == PARTS:
+            self._flush()
+
+    def total(self) -> F64:
+        """Everything added."""
+        self._flush()
+        return self._wide
+
+    def _flush(self) -> None:
+        if self._count:
+            self._wide += self._part
+            self._part[...] = 0
+            self._count = 0
+
+
+def _chunks(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], channels: int, flip: bool) -> Iterator[tuple[F32, F32]]:
+    """(exact, quantized) in chunks of `ROWS` rows, across samples; the same array twice while the streams agree."""
+    buffers = np.empty((2, ROWS, channels), np.float32)
+    filled, moved = 0, False
+    for exact, quantized in pairs:
+        x = _rows(quantized, channels, flip)
+        e = x if exact is quantized else _rows(exact, channels, flip)
+        moved = moved or exact is not quantized
+        at = 0
+        while at < len(x):
+            count = min(ROWS - filled, len(x) - at)
+            buffers[0, filled : filled + count] = e[at : at + count]
+            buffers[1, filled : filled + count] = x[at : at + count]
+            filled, at = filled + count, at + count
+            if filled == ROWS:
+                yield (buffers[0], buffers[1]) if moved else (buffers[1], buffers[1])
+                filled = 0
+    if filled:
+        yield (buffers[0, :filled], buffers[1, :filled]) if moved else (buffers[1, :filled],) * 2
+
+
+def _rows(x: NDArray[Any], channels: int, flip: bool) -> NDArray[Any]:
+    """Tokens as rows [T, K]."""
     rows = x.T if flip else x
-    if not rows.size:
-        return np.zeros((0, channels), np.float32)
-    return np.ascontiguousarray(rows.reshape(-1, channels), np.float32)
+    return rows.reshape(-1, channels) if rows.size else np.zeros((0, channels), np.float32)

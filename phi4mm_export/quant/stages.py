@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.quant.graph import Graph, names_read
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     import onnx
 
 FLOAT, QUANTIZED = "float", "quantized"
+PHASES = 3
+"""Of a stage: nodes that no quantized weight touches run once; the others run in both streams; the input is read."""
 
 
 @dataclass(frozen=True)
@@ -79,24 +80,23 @@ class Streams:
         self.weights: dict[str, NDArray[Any]] = {}
         self._stages = stages
         self._tainted = _tainted(graph, stages)
-        self._last_use = _last_use(graph, stages)
+        self._last_use = _last_use(graph, stages, self._tainted)
         self._live: set[str] = set(graph.inputs)
 
     def advance(self, number: int) -> None:
         """Compute the values that stage `number` captures, drop what nothing needs any more."""
-        stage = self._stages[number]
         nodes = self.graph.nodes
-        for tainted in (False, True):
-            chosen = [i for i in stage.nodes if any(n in self._tainted for n in nodes[i].output) is tainted]
+        for phase, tainted in enumerate((False, True)):
+            chosen = [i for i in self._stages[number].nodes if _is_tainted(nodes[i], self._tainted) is tainted]
+            now = number * PHASES + phase
             made = {name for i in chosen for name in nodes[i].output if name}
-            keep = sorted(name for name in made if self._last_use.get(name, -1) >= number)
+            keep = sorted(name for name in made if self._last_use.get(name, -1) > now)
             if keep:
                 piece = Piece(self.graph, [nodes[i] for i in chosen], keep)
-                streams = (FLOAT, QUANTIZED) if tainted and self.twofold else (FLOAT,)
-                for stream in streams:
+                for stream in (FLOAT, QUANTIZED) if tainted and self.twofold else (FLOAT,):
                     self._run(piece, stream)
                 self._live.update(keep)
-        self._sweep(number)
+            self._sweep(now)
 
     def captured(self, number: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Per sample, in order: the stage's input in the float and in the quantized stream."""
@@ -119,7 +119,7 @@ class Streams:
 
     def retire(self, number: int) -> None:
         """Drop what only this stage needed, once its sites are decided."""
-        self._sweep(number + 1)
+        self._sweep(number * PHASES + PHASES - 1)
 
     def _run(self, piece: Piece, stream: str) -> None:
         fixed = self._weights(piece, stream)
@@ -143,9 +143,9 @@ class Streams:
     def _value(self, stream: str, index: int, name: str) -> NDArray[Any]:
         return self.spill.get((stream if name in self._tainted and self.twofold else FLOAT, index, name))
 
-    def _sweep(self, number: int) -> None:
+    def _sweep(self, now: int) -> None:
         for name in sorted(self._live):
-            if self._last_use.get(name, -1) < number:
+            if self._last_use.get(name, -1) <= now:
                 self._live.remove(name)
                 for index in self.samples:
                     for stream in (FLOAT, QUANTIZED):
@@ -173,16 +173,21 @@ def _tainted(graph: Graph, stages: Sequence[Stage]) -> set[str]:
     return tainted
 
 
-def _last_use(graph: Graph, stages: Sequence[Stage]) -> dict[str, int]:
-    """Value -> the last stage that reads it; nodes of no stage do not count."""
+def _is_tainted(node: onnx.NodeProto, tainted: set[str]) -> bool:
+    return not tainted.isdisjoint(node.output)
+
+
+def _last_use(graph: Graph, stages: Sequence[Stage], tainted: set[str]) -> dict[str, int]:
+    """Value -> the last moment at which it is read, as stage * PHASES + phase; nodes of no stage do not count."""
     last: dict[str, int] = {}
     for number, stage in enumerate(stages):
         for index in stage.nodes:
-            for name in names_read(graph.nodes[index]):
-                last[name] = number
+            node = graph.nodes[index]
+            for name in names_read(node):
+                last[name] = max(last.get(name, -1), number * PHASES + int(_is_tainted(node, tainted)))
         head = stage.sites[0]
         for name in names_read(graph.nodes[head.main]) if head.branch else {stage.captures}:
-            last[name] = number
+            last[name] = number * PHASES + PHASES - 1
     return last
 
 
