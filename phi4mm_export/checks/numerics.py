@@ -81,7 +81,12 @@ TOLERANCES: dict[Precision, dict[str, Tolerance]] = {
         "decoder": Tolerance(_L2, 1.5e-2),
         "chain": Tolerance(_L2, 3e-2),
     },
-    Precision.INT8: dict.fromkeys(("vision", "speech", "embedding", "decoder", "chain"), Tolerance(_COSINE, 0.999)),
+    Precision.INT8: {
+        **dict.fromkeys(("vision", "speech", "embedding", "decoder"), Tolerance(_COSINE, 0.999)),
+        # Whole requests of the tiny checkpoint, with inputs rounded too (accuracy level 4): 0.9984 at worst, 0.9992 with
+        # float32 inputs (`make demo` prints the figures). A wrong adapter gives 0.21 or less.
+        "chain": Tolerance(_COSINE, 0.997),
+    },
     Precision.INT4: dict.fromkeys(("vision", "speech", "embedding", "decoder", "chain"), Tolerance(_COSINE, 0.9)),
 }
 LONG_FP32 = Tolerance(_PEAK, 2e-3)
