@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -18,7 +18,7 @@ from phi4mm_export.errors import CheckpointError
 from phi4mm_export.graphs.layers import Placement, WeightParameter
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.names import EMBEDDING_TABLE, OUTPUT_HEAD
-from phi4mm_export.weights.rows import MergedRows, Rows, StoredRows
+from phi4mm_export.weights.rows import FactorCache, MergedRows, Rows, StoredRows
 from phi4mm_export.weights.streams import Stream, TensorSpec, dense_stream, packed_stream, rope_stream
 
 _LORA = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.(?P<role>vision|speech)\.weight")
@@ -30,6 +30,7 @@ class Binder:
 
     checkpoint: Checkpoint
     merged: Role | None = None
+    factors: FactorCache = field(default_factory=FactorCache, repr=False, compare=False)
 
     def streams(self, model: ir.Model) -> list[Stream]:
         """One Stream per weight of the graph, in the graph's order.
@@ -75,7 +76,7 @@ class Binder:
         base = StoredRows(tensors[name])
         adapter = self.checkpoint.adapters.get(self.merged) if self.merged else None
         merged = adapter.pairs.get(name.removesuffix(".weight")) if adapter else None
-        return MergedRows(base, merged) if merged else base
+        return MergedRows(base, merged, self.factors) if merged else base
 
     def pair(self, role: Role, module: str) -> LoraPair:
         """One adapter's factors on one module."""

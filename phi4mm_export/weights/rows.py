@@ -6,8 +6,9 @@ any thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from phi4mm_export.checkpoint.adapters import LoraPair
 from phi4mm_export.checkpoint.source import TensorSource
 from phi4mm_export.checkpoint.values import check_finite
-from phi4mm_export.weights.exact import F32, F64, exact_product
+from phi4mm_export.weights.exact import F32, RightFactor
 
 
 class Rows(Protocol):
@@ -70,12 +71,33 @@ class StoredRows:
         return wide if self.scale == 1.0 else wide * np.float32(self.scale)
 
 
+class FactorCache:
+    """The A matrices read last, as integers, so that the bands of one weight share them; thread-safe and bounded."""
+
+    KEPT = 2
+    """The weight being written, and the next one, which another thread may have begun."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, RightFactor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def factor(self, source: TensorSource) -> RightFactor:
+        """The A matrix `source`, read when it is not among those kept."""
+        with self._lock:
+            if source.where not in self._kept:
+                self._kept[source.where] = RightFactor.of(StoredRows(source).read(0, source.shape[0]))
+                while len(self._kept) > self.KEPT:
+                    self._kept.popitem(last=False)
+            return self._kept[source.where]
+
+
 @dataclass(frozen=True)
 class MergedRows:
     """W + scale * B A, the product exact and the sum rounded once to float32."""
 
     base: StoredRows
     pair: LoraPair
+    factors: FactorCache = field(default_factory=FactorCache, repr=False, compare=False)
 
     @property
     def where(self) -> str:
@@ -93,11 +115,9 @@ class MergedRows:
     def nbytes_read(self) -> int:
         return self.base.nbytes_read + self.pair.a.nbytes + self.pair.b.nbytes
 
-    @cached_property
-    def _a(self) -> F32:
-        return StoredRows(self.pair.a).read(0, self.pair.a.shape[0])
-
     def read(self, start: int, stop: int) -> F32:
         b = StoredRows(self.pair.b).read(start, stop)
-        delta: F64 = exact_product(b, self._a) * self.pair.scale
-        return (self.base.read(start, stop).astype(np.float64) + delta).astype(np.float32)
+        merged = self.factors.factor(self.pair.a).product(b)
+        merged *= self.pair.scale
+        merged += self.base.read(start, stop)
+        return merged.astype(np.float32)
