@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from phi4mm_export.package.resume import Journal, Mark
 from phi4mm_export.spec.contract import data_file_name
 from phi4mm_export.weights.streams import Band, Stream, TensorSpec
 
@@ -24,6 +25,8 @@ PAGE = 4096
 """Offsets are multiples of this where a tensor is at least as large: what memory mapping wants."""
 SMALL_ALIGNMENT = 64
 CHUNK = 8 << 20
+DEFAULT_MEMORY_LIMIT = 256 << 20
+"""Bytes of bands in flight when nothing was asked for: two threads are kept busy by a tenth of it."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,19 @@ class DataFile:
         """The next bytes of the tensor begun last, little-endian."""
         self._put(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data if rows.size else b"")
 
+    def skip(self, streams: Iterable[Stream], mark: Mark) -> None:
+        """Count streams that an earlier run has written already; `mark` is where it ended and what it had hashed."""
+        for spec in (spec for stream in streams for spec in stream.outputs):
+            self._at += padding_before(spec, self._at)
+            self.placed[spec.name] = Placed(spec, self.location, self._at)
+            self._at += spec.nbytes
+        self._digest = mark.digest.copy()
+        self._on_bytes(self._at)
+
+    def mark(self) -> tuple[int, str]:
+        """Bytes written so far, and their sha256 in hex."""
+        return self._at, self._digest.copy().hexdigest()
+
     def _put(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while len(view):
@@ -96,6 +112,19 @@ class DataFile:
         return WrittenFile(name, self._at, self._digest.hexdigest())
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How a graph is written; never changes a byte.
+
+    jobs: threads that compute. memory_limit: most bytes of bands in flight, computed or waiting to be written (one
+    band is always allowed). resume: keep a journal beside the data file and go on from the one an earlier run left.
+    """
+
+    jobs: int = 1
+    memory_limit: int = DEFAULT_MEMORY_LIMIT
+    resume: bool = False
+
+
 def write_graph(
     model: ir.Model,
     streams: Sequence[Stream],
@@ -103,7 +132,7 @@ def write_graph(
     file_name: str,
     *,
     shared: Mapping[str, Placed] | None = None,
-    jobs: int = 1,
+    effort: Effort | None = None,
     on_bytes: Callable[[int], None] = lambda _count: None,
 ) -> WrittenGraph:
     """Write `file_name` below `folder` and, when there are streams, its data file.
@@ -116,15 +145,32 @@ def write_graph(
     files: list[WrittenFile] = []
     if streams:
         data_name = data_file_name(file_name)
-        with (folder / data_name).open("xb", buffering=0) as raw:
-            out = DataFile(raw, Path(data_name).name, on_bytes)
-            for stream in streams:
-                _write_stream(out, stream, jobs)
+        out = _write_data(folder / data_name, streams, effort or Effort(), on_bytes)
         files.append(out.finished(data_name))
         placed |= out.placed
     _refer(model, placed)
+    if effort and effort.resume:
+        (folder / file_name).unlink(missing_ok=True)
     files.append(write_file(folder, file_name, ir.to_proto(model).SerializeToString(deterministic=True)))
     return WrittenGraph(tuple(files), placed)
+
+
+def _write_data(path: Path, streams: Sequence[Stream], effort: Effort, on_bytes: Callable[[int], None]) -> DataFile:
+    """The data file at `path`, from its start or from where an earlier run left it."""
+    journal = Journal(path) if effort.resume else None
+    mark = journal.recover() if journal else None
+    with path.open("r+b" if mark else "wb" if journal else "xb", buffering=0) as raw:
+        out = DataFile(raw, path.name, on_bytes)
+        if mark:
+            out.skip(streams[: mark.streams], mark)
+            raw.seek(mark.nbytes)
+        done = mark.streams if mark else 0
+        bands = in_order(streams[done:], effort)
+        for count, stream in enumerate(streams[done:], done + 1):
+            _write_stream(out, stream, bands)
+            if journal:
+                journal.note(count, *out.mark())
+    return out
 
 
 def write_file(folder: Path, name: str, data: bytes) -> WrittenFile:
@@ -143,12 +189,13 @@ def hashed(folder: Path, name: str) -> WrittenFile:
     return WrittenFile(name, (folder / name).stat().st_size, digest)
 
 
-def _write_stream(out: DataFile, stream: Stream, jobs: int) -> None:
+def _write_stream(out: DataFile, stream: Stream, bands: Iterator[Band]) -> None:
     """The first output band by band; the others, which are small, after it."""
     first, *others = stream.outputs
     kept: list[list[NDArray[np.generic]]] = [[] for _ in others]
     out.begin(first)
-    for band in in_order(stream, jobs):
+    for _ in stream.bands():
+        band = next(bands)
         out.write(band[0])
         for store, rows in zip(kept, band[1:], strict=True):
             store.append(rows)
@@ -158,21 +205,30 @@ def _write_stream(out: DataFile, stream: Stream, jobs: int) -> None:
             out.write(rows)
 
 
-def in_order(stream: Stream, jobs: int) -> Iterator[Band]:
-    """Bands of a stream in order, computed by `jobs` threads that run at most one band each ahead."""
-    bands = stream.bands()
-    if jobs <= 1 or len(bands) == 1:
-        for start, stop in bands:
+def in_order(streams: Sequence[Stream], effort: Effort) -> Iterator[Band]:
+    """Bands of all streams in order, computed by threads that run ahead as far as the memory limit allows."""
+    work = ((stream, start, stop) for stream in streams for start, stop in stream.bands())
+    if effort.jobs <= 1:
+        for stream, start, stop in work:
             yield stream.compute(start, stop)
         return
-    waiting: deque[Future[Band]] = deque()
-    with ThreadPoolExecutor(jobs) as pool:
-        for start, stop in bands:
-            waiting.append(pool.submit(stream.compute, start, stop))
-            if len(waiting) > jobs:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+    waiting: deque[tuple[Future[Band], int]] = deque()
+    in_flight = 0
+    with ThreadPoolExecutor(effort.jobs) as pool:
+        try:
+            for stream, start, stop in work:
+                need = stream.band_nbytes
+                while waiting and (len(waiting) > 2 * effort.jobs or in_flight + need > effort.memory_limit):
+                    future, nbytes = waiting.popleft()
+                    yield future.result()
+                    in_flight -= nbytes
+                waiting.append((pool.submit(stream.compute, start, stop), need))
+                in_flight += need
+            while waiting:
+                yield waiting.popleft()[0].result()
+        finally:
+            for future, _ in waiting:
+                future.cancel()
 
 
 def _refer(model: ir.Model, placed: Mapping[str, Placed]) -> None:

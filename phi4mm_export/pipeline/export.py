@@ -18,7 +18,7 @@ from phi4mm_export.package.borrow import copy_borrowed, open_borrowed
 from phi4mm_export.package.configs import ConfigOptions, PackageConfigs, package_configs
 from phi4mm_export.package.manifest import MANIFEST_FILE, manifest_bytes
 from phi4mm_export.package.publish import check_target, staged
-from phi4mm_export.package.write import Placed, WrittenFile, write_file, write_graph
+from phi4mm_export.package.write import Effort, Placed, WrittenFile, write_file, write_graph
 from phi4mm_export.pipeline.export_adapters import write_adapter_files
 from phi4mm_export.pipeline.export_plan import ExportPlan, files_of, plan_export
 from phi4mm_export.pipeline.validate import validate
@@ -167,7 +167,7 @@ def _write_graphs(folder: Path, plan: ExportPlan, jobs: int, progress: Progress 
     for graph in plan.graphs:
         shared = {name: in_decoder[there] for name, there in graph.borrowed.items()}
         written = write_graph(
-            graph.built.model, graph.streams, folder, graph.file_name, shared=shared, jobs=jobs, on_bytes=count
+            graph.built.model, graph.streams, folder, graph.file_name, shared=shared, effort=Effort(jobs), on_bytes=count
         )
         if graph.built.component is Component.DECODER:
             in_decoder = written.placed

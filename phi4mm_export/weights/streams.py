@@ -23,6 +23,8 @@ from phi4mm_export.weights.rows import Rows
 
 BAND_NBYTES = 4 << 20
 """Float32 bytes of one band: large enough that threads pay (16-row bands lose all gain), small in memory."""
+WORKING_COPIES = 3
+"""Float32 arrays alive while a band is computed: as read, in work, and what is handed on."""
 Band = tuple[NDArray[Any], ...]
 
 
@@ -59,6 +61,12 @@ class Stream:
     def nbytes(self) -> int:
         """Bytes of all outputs."""
         return sum(spec.nbytes for spec in self.outputs)
+
+    @property
+    def band_nbytes(self) -> int:
+        """About the bytes that computing one band takes: its values as float32 three times (read, at work, result)."""
+        values = sum(spec.num_values for spec in self.outputs)
+        return WORKING_COPIES * 4 * values * min(self.band, self.height) // self.height
 
     def bands(self) -> list[tuple[int, int]]:
         """Row ranges in order."""

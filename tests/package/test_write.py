@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from phi4mm_export.package.write import PAGE, WrittenGraph, write_graph
+from phi4mm_export.package.write import PAGE, Effort, WrittenGraph, write_graph
 from phi4mm_export.weights.streams import Band, Stream, TensorSpec
 
 HEIGHT, WIDTH = 300, 64
@@ -45,7 +46,7 @@ def _stream(calls: list[tuple[int, int]] | None = None, band: int = 7) -> Stream
 
 def _write(folder: Path, jobs: int = 1, band: int = 7) -> WrittenGraph:
     folder.mkdir(exist_ok=True)
-    return write_graph(_model(), [_stream(band=band)], folder, "g.onnx", jobs=jobs)
+    return write_graph(_model(), [_stream(band=band)], folder, "g.onnx", effort=Effort(jobs))
 
 
 def test_the_checker_accepts_the_graph_and_onnx_reads_the_values_back(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_threads_and_bands_change_no_byte(tmp_path: Path, jobs: int, band: int) 
 
 def test_every_band_is_computed_exactly_once(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    write_graph(_model(), [_stream(calls)], tmp_path, "g.onnx", jobs=3)
+    write_graph(_model(), [_stream(calls)], tmp_path, "g.onnx", effort=Effort(3))
     assert sorted(calls) == _stream().bands()
 
 
@@ -103,4 +104,32 @@ def test_an_error_while_computing_reaches_the_caller(tmp_path: Path) -> None:
 
     stream = Stream(_stream().outputs, HEIGHT, 7, compute, 0)
     with pytest.raises(ValueError, match="rows 0 to 7"):
-        write_graph(_model(), [stream], tmp_path, "g.onnx", jobs=2)
+        write_graph(_model(), [stream], tmp_path, "g.onnx", effort=Effort(2))
+
+
+@pytest.mark.parametrize("limit", [1, 4000, 1 << 20])
+def test_a_memory_limit_changes_no_byte(tmp_path: Path, limit: int) -> None:
+    plain = _write(tmp_path / "plain")
+    (tmp_path / "other").mkdir()
+    effort = Effort(jobs=3, memory_limit=limit)
+    other = write_graph(_model(), [_stream()], tmp_path / "other", "g.onnx", effort=effort)
+    assert [f.sha256 for f in plain.files] == [f.sha256 for f in other.files]
+
+
+def test_bands_in_flight_stay_below_the_memory_limit(tmp_path: Path) -> None:
+    alive, most, lock = 0, 0, threading.Lock()
+
+    def compute(start: int, stop: int) -> Band:
+        nonlocal alive, most
+        with lock:
+            alive += 1
+            most = max(most, alive)
+        barrier.wait(timeout=30)
+        with lock:
+            alive -= 1
+        return VALUES[start:stop], SUMS[start:stop]
+
+    barrier = threading.Barrier(2)
+    stream = Stream(_stream().outputs, HEIGHT, 25, compute, 0)
+    write_graph(_model(), [stream], tmp_path, "g.onnx", effort=Effort(2, memory_limit=2 * stream.band_nbytes))
+    assert most == 2
