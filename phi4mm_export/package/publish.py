@@ -1,47 +1,38 @@
 """A folder that appears whole or not at all.
 
-Work happens in a sibling `.NAME.staging`; `publish` syncs it and renames it into place. With an existing target:
-target -> `.NAME.previous`, staging -> target, previous removed; `recover` heals a run that died in between.
-Correctness rests on the renames; the lock only keeps two runs from wasting work.
+Work happens in a claimed sibling (claim.py); `publish` syncs the finished folder and renames it into place. With an
+existing target: target -> TOKEN/previous, TOKEN/package -> target, then the old one goes. A run that died in between
+is healed by the next one, before it does anything else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
-
 from phi4mm_export.errors import SystemLimitError, UsageError
+from phi4mm_export.package.claim import OCCUPIED, PREVIOUS, claim_path, claimed, debris_of, insist
+from phi4mm_export.package.room import check_room, disk_errors, tree_nbytes
 
 MARKERS = ("genai_config.json", "phi4mm.json")
 """A folder with one of these is a package, and may be replaced with --overwrite."""
+PACKAGE, KEPT = "package", "kept"
 
 
-def staging_path(target: Path) -> Path:
-    """The hidden sibling in which a folder is prepared."""
-    return target.parent / f".{target.name}.staging"
+def kept_folder(staging: Path) -> Path:
+    """Beside the folder that `staged` gives: what is worth keeping for the next run should this one be killed."""
+    return staging.parent / KEPT
 
 
-def previous_path(target: Path) -> Path:
-    """Where the old folder stands for the instant of the exchange."""
-    return target.parent / f".{target.name}.previous"
+def left_folder(staging: Path) -> Path:
+    """With `keep_left`: the work folder of a dead run, holding its `package` and `kept`; may be absent."""
+    return staging.parent.parent / "left"
 
 
-def lock_path(target: Path) -> Path:
-    """The lock beside the target; it exists only while a run holds it."""
-    return target.parent / f".{target.name}.lock"
-
-
-def check_target(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MARKERS) -> None:
-    """Refuse a target that must not be replaced, before any work.
-
-    Raises UsageError for an existing target without `overwrite` and for one that holds none of `markers`;
-    SystemLimitError where the parent does not exist or cannot be written.
-    """
+def check_parent(target: Path) -> None:
+    """Raise SystemLimitError where the folder that should hold `target` does not exist or cannot be written."""
     parent = target.parent
     if not parent.is_dir():
         raise SystemLimitError(
@@ -51,7 +42,16 @@ def check_target(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MA
         raise SystemLimitError(
             "the folder that should hold the output cannot be written", where=str(parent), fix="choose another"
         )
-    if not (target.exists() or target.is_symlink()):
+
+
+def check_target(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MARKERS) -> None:
+    """Refuse a target that must not be replaced, before any work.
+
+    Raises UsageError for an existing target without `overwrite` and for one that holds none of `markers`;
+    SystemLimitError where the parent does not exist or cannot be written.
+    """
+    check_parent(target)
+    if not os.path.lexists(target):
         return
     if not overwrite:
         raise UsageError("the target exists already", where=str(target), fix="choose another name, or pass --overwrite")
@@ -68,54 +68,75 @@ def check_target(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MA
 
 
 @contextlib.contextmanager
-def staged(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MARKERS) -> Iterator[Path]:
+def staged(
+    target: Path,
+    *,
+    overwrite: bool,
+    markers: tuple[str, ...] = MARKERS,
+    need: int = 0,
+    what: str = "the package",
+    keep_left: bool = False,
+) -> Iterator[Path]:
     """A fresh folder to fill; renamed to `target` when the block ends, removed when it raises.
 
-    Raises as `check_target`, and SystemLimitError when another run holds the target.
+    need: bytes that `what` will take, compared with the room there is before the block starts. keep_left: keep a dead
+    run's work folder (see `left_folder`) instead of removing it.
+
+    Raises as `check_target`, and SystemLimitError when a living run holds the target, when there is no room, and for
+    whatever the system refuses to do inside the block.
     """
     target = target.absolute()
     check_target(target, overwrite=overwrite, markers=markers)
-    with locked(target):
-        recover(target)
+    with disk_errors(target.parent, need), claimed(target, keep_left=keep_left) as claim:
         check_target(target, overwrite=overwrite, markers=markers)
-        staging = staging_path(target)
-        try:
-            staging.mkdir()
-            yield staging
-            publish(staging, target)
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
+        check_room(target.parent, need, what=what, already=tree_nbytes(claim.left))
+        (claim.work / PACKAGE).mkdir()
+        yield claim.work / PACKAGE
+        check_target(target, overwrite=overwrite, markers=markers)
+        publish(claim.work, target)
 
 
-def publish(staging: Path, target: Path) -> None:
-    """Sync a finished folder and rename it into place."""
-    sync_tree(staging)
-    previous = previous_path(target)
-    if target.exists():
-        target.rename(previous)
-        try:
-            staging.rename(target)
-        except BaseException:
+def publish(work: Path, target: Path) -> None:
+    """Sync the finished folder `work`/package and rename it into place; an old target ends in `work`/previous.
+
+    The old folder must not lose a file before both renames are on disk, so both folders are synced before the caller
+    removes it. Raises SystemLimitError if another run published meanwhile; after an error the old target stands.
+    """
+    package, previous = work / PACKAGE, work / PREVIOUS
+    sync_tree(package)
+    try:
+        if os.path.lexists(target):
+            target.rename(previous)
+        package.rename(target)
+        sync_folder(target.parent)
+        sync_folder(work)
+    except BaseException as err:
+        insist(lambda: _roll_back(work, target))
+        if isinstance(err, OSError) and err.errno in OCCUPIED:
+            raise SystemLimitError(
+                "another run published this target meanwhile", where=str(target), fix="look at it, then run again"
+            ) from err
+        raise
+
+
+def _roll_back(work: Path, target: Path) -> None:
+    """Undo the renames of `publish` as far as they happened."""
+    package, previous = work / PACKAGE, work / PREVIOUS
+    with contextlib.suppress(OSError):
+        if os.path.lexists(target) and not package.exists():
+            target.rename(package)
+        if previous.exists() and not os.path.lexists(target):
             previous.rename(target)
-            raise
-    else:
-        staging.rename(target)
-    sync_folder(target.parent)
-    if previous.exists():
-        shutil.rmtree(previous)
 
 
 def recover(target: Path) -> None:
-    """Undo or finish what a killed run left: an old folder without a new one comes back, leftovers go."""
-    previous, staging = previous_path(target), staging_path(target)
-    if previous.exists():
-        if target.exists():
-            shutil.rmtree(previous)
-        else:
-            previous.rename(target)
-    if staging.exists():
-        shutil.rmtree(staging)
+    """Undo or finish what a killed run left: an old folder without a new one comes back, leftovers go.
+
+    Raises SystemLimitError when a living run holds the target.
+    """
+    if claim_path(target).exists() or debris_of(target):
+        with claimed(target):
+            pass
 
 
 def sync_tree(folder: Path) -> None:
@@ -138,25 +159,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def locked(target: Path) -> Iterator[None]:
-    """Hold the target's lock. Raises SystemLimitError when another run holds it."""
-    path = lock_path(target)
-    lock = filelock.FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout as err:
-        raise SystemLimitError(
-            "another run is writing this target", where=str(target), fix="wait for it, or choose another name"
-        ) from err
-    except NotImplementedError:
-        yield  # no file locks on this file system: the renames alone keep the target whole
-        return
-    try:
-        yield
-    finally:
-        lock.release()
-        with contextlib.suppress(OSError):
-            path.unlink()

@@ -1,19 +1,20 @@
 """An .onnx file and its data file that appear together or not at all.
 
 Two files cannot be renamed at once, so the graph file is what counts: it comes last, and with an existing target the
-old graph goes first. `recover_model` heals a run that died in between: the old pair comes back, or the new one stays.
+old graph goes first. `heal_pair` heals a run that died in between: the old pair comes back, or the new one stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from phi4mm_export.errors import SystemLimitError, UsageError
-from phi4mm_export.package.publish import locked, previous_path, staging_path, sync_folder, sync_tree
+from phi4mm_export.errors import UsageError
+from phi4mm_export.package.claim import PREVIOUS, claim_path, claimed, insist
+from phi4mm_export.package.publish import PACKAGE, check_parent, sync_folder, sync_tree
+from phi4mm_export.package.room import check_room, disk_errors
 from phi4mm_export.spec.contract import data_file_name
 
 ONNX_SUFFIX = ".onnx"
@@ -33,10 +34,7 @@ def check_model_target(target: Path, *, overwrite: bool) -> None:
             where="--output",
             fix=f"write {target.name}.onnx",
         )
-    parent = target.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        kind = "cannot be written" if parent.is_dir() else "does not exist"
-        raise SystemLimitError(f"the folder that should hold the output {kind}", where=str(parent))
+    check_parent(target)
     data = target.with_name(data_file_name(target.name))
     if target.exists() or target.is_symlink():
         if not overwrite:
@@ -45,63 +43,84 @@ def check_model_target(target: Path, *, overwrite: bool) -> None:
             )
         if target.is_symlink() or not target.is_file():
             raise UsageError("the target is not a plain file", where=str(target), fix="choose another name")
-    elif (data.exists() or data.is_symlink()) and not previous_path(target).exists():
+    elif (data.exists() or data.is_symlink()) and not claim_path(target).exists():
         raise UsageError(
-            f"{data.name} exists and belongs to no {target.name}", where=str(parent), fix="remove it, or choose another"
+            f"{data.name} exists and belongs to no {target.name}",
+            where=str(target.parent),
+            fix="remove it, or choose another",
         )
 
 
 @contextlib.contextmanager
-def staged_model(target: Path, *, overwrite: bool) -> Iterator[Path]:
+def staged_model(target: Path, *, overwrite: bool, need: int = 0, keep_left: bool = False) -> Iterator[Path]:
     """A fresh folder for `target.name` and its data file; both are moved beside each other when the block ends.
 
-    After an error nothing remains. Raises as `check_model_target`, and SystemLimitError when another run holds it.
+    need: bytes that both will take, compared with the room there is. After an error nothing remains.
+    Raises as `check_model_target`, and SystemLimitError when a living run holds the target, when there is no room, and
+    for whatever the system refuses to do inside the block.
     """
     target = target.absolute()
     check_model_target(target, overwrite=overwrite)
-    with locked(target):
-        recover_model(target)
+    holding = claimed(target, heal=heal_pair, keep_left=keep_left)
+    with disk_errors(target.parent, need), holding as claim:
         check_model_target(target, overwrite=overwrite)
-        staging = staging_path(target)
-        try:
-            staging.mkdir()
-            yield staging
-            publish_model(staging, target)
-        except BaseException:
-            recover_model(target)
-            raise
+        check_room(target.parent, need, what="the graph")
+        (claim.work / PACKAGE).mkdir()
+        yield claim.work / PACKAGE
+        check_model_target(target, overwrite=overwrite)
+        publish_model(claim.work, target)
 
 
-def publish_model(staging: Path, target: Path) -> None:
-    """Move the staged files beside `target`: the old pair aside, graph first; then the new data, then the new graph."""
-    sync_tree(staging)
-    previous, pair = previous_path(target), (target, target.with_name(data_file_name(target.name)))
+def publish_model(work: Path, target: Path) -> None:
+    """Move the files in `work`/package beside `target`: the old pair aside, graph first; then new data, then new graph.
+
+    After an error the old pair stands.
+    """
+    package, previous = work / PACKAGE, work / PREVIOUS
+    pair = (target, target.with_name(data_file_name(target.name)))
+    sync_tree(package)
     old = [path for path in pair if path.exists()]
-    previous.mkdir()
-    (previous / RECORD).write_text("\n".join(path.name for path in old), encoding="utf-8")
-    sync_tree(previous)
-    for path in old:
-        path.rename(previous / path.name)
-    for path in reversed(pair):
-        if (staging / path.name).exists():
-            (staging / path.name).rename(path)
-    sync_folder(target.parent)
-    shutil.rmtree(previous)
-    shutil.rmtree(staging)
+    try:
+        previous.mkdir()
+        (previous / RECORD).write_text("\n".join(path.name for path in old), encoding="utf-8")
+        sync_tree(previous)
+        sync_folder(work)
+        for path in old:
+            path.rename(previous / path.name)
+        for path in reversed(pair):
+            if (package / path.name).exists():
+                (package / path.name).rename(path)
+        for folder in (target.parent, previous, package):
+            sync_folder(folder)
+    except BaseException:
+        insist(lambda: _roll_back(work, target))
+        raise
 
 
-def recover_model(target: Path) -> None:
-    """Undo or finish what a killed run left beside the target."""
-    previous, staging = previous_path(target), staging_path(target)
+def _roll_back(work: Path, target: Path) -> None:
+    """Take back what `publish_model` moved so far."""
+    package, previous = work / PACKAGE, work / PREVIOUS
+    pair = (target, target.with_name(data_file_name(target.name)))
+    with contextlib.suppress(OSError):
+        old = (previous / RECORD).read_text(encoding="utf-8").splitlines()
+        for path in pair:
+            moved_in = path.exists() and not (package / path.name).exists()
+            if moved_in and (path.name not in old or (previous / path.name).exists()):
+                path.rename(package / path.name)
+        for path in reversed(pair):
+            if (previous / path.name).exists():
+                (previous / path.name).rename(path)
+
+
+def heal_pair(work: Path, target: Path) -> None:
+    """Undo what a dead run began, unless its graph arrived: then everything did."""
+    package, previous = work / PACKAGE, work / PREVIOUS
     graph, data = target, target.with_name(data_file_name(target.name))
-    finished = graph.exists() and not (staging / graph.name).exists()
+    finished = graph.exists() and not (package / graph.name).exists()
     if (previous / RECORD).exists() and not finished:
         old = (previous / RECORD).read_text(encoding="utf-8").splitlines()
-        if data.name not in old:
+        if data.name not in old and not (package / data.name).exists():
             data.unlink(missing_ok=True)
         for path in (data, graph):
             if path.name in old and (previous / path.name).exists():
                 (previous / path.name).replace(path)
-    for folder in (previous, staging):
-        if folder.exists():
-            shutil.rmtree(folder)

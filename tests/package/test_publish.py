@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-import filelock
 import pytest
 
 from phi4mm_export.errors import SystemLimitError, UsageError
-from phi4mm_export.package.publish import lock_path, previous_path, recover, staged, staging_path
+from phi4mm_export.package import publish as publish_module
+from phi4mm_export.package.claim import PREVIOUS, claim_path
+from phi4mm_export.package.publish import left_folder, recover, staged
 
 CONFIG = "genai_config.json"
 
@@ -18,6 +22,12 @@ def _package(folder: Path, text: str = "old") -> Path:
     folder.mkdir()
     (folder / CONFIG).write_text(text)
     return folder
+
+
+def _work_of_a_dead_run(target: Path) -> Path:
+    work = claim_path(target) / "0123456789abcdef"
+    work.mkdir(parents=True)
+    return work
 
 
 def _neighbours(folder: Path) -> set[str]:
@@ -89,40 +99,118 @@ def test_a_missing_parent_is_named_before_any_work(tmp_path: Path) -> None:
         pass
 
 
-def test_a_second_run_on_the_same_target_is_refused(tmp_path: Path) -> None:
-    lock, second = filelock.FileLock(lock_path(tmp_path / "out")), staged(tmp_path / "out", overwrite=False)
-    with lock, pytest.raises(SystemLimitError, match="another run"), second:
-        pass
-
-
-def test_the_lock_file_of_a_dead_run_does_not_block(tmp_path: Path) -> None:
-    lock_path(tmp_path / "out").touch()
+def test_a_second_run_on_the_same_target_is_refused_and_names_the_holder(tmp_path: Path) -> None:
     with staged(tmp_path / "out", overwrite=False) as folder:
-        (folder / CONFIG).write_text("new")
+        (folder / CONFIG).write_text("first")
+        with pytest.raises(SystemLimitError, match=f"process {os.getpid()}"), staged(tmp_path / "out", overwrite=False):
+            pass
+    assert (tmp_path / "out" / CONFIG).read_text() == "first"
     assert _neighbours(tmp_path) == {"out"}
 
 
 def test_leftovers_of_a_killed_run_are_swept_by_the_next(tmp_path: Path) -> None:
-    staging_path(tmp_path / "out").mkdir()
-    (staging_path(tmp_path / "out") / "half").write_text("x")
+    claim_path(tmp_path / "out").mkdir()
+    (claim_path(tmp_path / "out") / "half").write_text("x")
     with staged(tmp_path / "out", overwrite=False) as folder:
         assert not any(folder.iterdir())
         (folder / CONFIG).write_text("new")
     assert _neighbours(tmp_path) == {"out"}
 
 
+def test_a_name_that_only_looks_like_a_leftover_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".out.staging-notes").mkdir()
+    (tmp_path / ".out.staging-more.staging").mkdir()
+    with staged(tmp_path / "out", overwrite=False) as folder:
+        (folder / CONFIG).write_text("new")
+    assert _neighbours(tmp_path) == {"out", ".out.staging-notes", ".out.staging-more.staging"}
+
+
 def test_a_run_killed_between_the_two_renames_gets_its_old_package_back(tmp_path: Path) -> None:
-    _package(tmp_path / "out").rename(previous_path(tmp_path / "out"))
+    work = _work_of_a_dead_run(tmp_path / "out")
+    _package(work / PREVIOUS)
     recover(tmp_path / "out")
     assert (tmp_path / "out" / CONFIG).read_text() == "old"
     assert _neighbours(tmp_path) == {"out"}
 
 
 def test_a_run_killed_before_it_removed_the_old_package_keeps_the_new_one(tmp_path: Path) -> None:
-    _package(tmp_path / "gone").rename(previous_path(tmp_path / "out"))
+    _package(_work_of_a_dead_run(tmp_path / "out") / PREVIOUS)
     _package(tmp_path / "out", "new")
     recover(tmp_path / "out")
     assert (tmp_path / "out" / CONFIG).read_text() == "new"
+    assert _neighbours(tmp_path) == {"out"}
+
+
+def test_a_dead_runs_work_is_handed_to_the_next_run_that_asks_for_it(tmp_path: Path) -> None:
+    (_work_of_a_dead_run(tmp_path / "out") / "kept").mkdir()
+    with staged(tmp_path / "out", overwrite=False, keep_left=True) as folder:
+        assert (left_folder(folder) / "kept").is_dir()
+        (folder / CONFIG).write_text("new")
+    assert _neighbours(tmp_path) == {"out"}
+
+
+def test_too_little_room_is_refused_with_both_numbers_before_the_block_starts(tmp_path: Path) -> None:
+    with pytest.raises(SystemLimitError, match=r"needs 9,[0,]+ bytes, the disk has [\d,]+ free"):
+        with staged(tmp_path / "out", overwrite=False, need=9 * 10**18):
+            pytest.fail("the block must not start")
+    assert _neighbours(tmp_path) == set()
+
+
+def test_a_disk_that_fills_up_is_a_sentence_with_both_numbers_and_nothing_remains(tmp_path: Path) -> None:
+    _package(tmp_path / "out")
+    with pytest.raises(SystemLimitError, match=r"filled up: the work needs 7 bytes in all, [\d,]+ are free"):
+        with staged(tmp_path / "out", overwrite=True, need=7):
+            raise OSError(errno.ENOSPC, "No space left on device")
+    assert (tmp_path / "out" / CONFIG).read_text() == "old"
+    assert _neighbours(tmp_path) == {"out"}
+
+
+def test_a_target_that_appears_while_the_run_works_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exists already"), staged(tmp_path / "out", overwrite=False):
+        _package(tmp_path / "out", "another")
+    assert (tmp_path / "out" / CONFIG).read_text() == "another"
+    assert _neighbours(tmp_path) == {"out"}
+
+
+def test_a_second_ctrl_c_during_the_clean_up_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = shutil.rmtree, []
+
+    def interrupted_once(*args: object, **options: object) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        real(*args, **options)  # type: ignore[arg-type]
+
+    with pytest.raises(KeyboardInterrupt), staged(tmp_path / "out", overwrite=False) as folder:
+        (folder / "half").write_text("x")
+        monkeypatch.setattr(shutil, "rmtree", interrupted_once)
+        raise KeyboardInterrupt
+    assert len(calls) > 1
+    assert _neighbours(tmp_path) == set()
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_an_error_at_any_step_of_the_exchange_brings_the_old_package_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    _package(tmp_path / "out")
+    calls = iter(range(100))
+
+    def failing(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> object:
+            if next(calls) == step:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*args)
+
+        return call
+
+    with pytest.raises(SystemLimitError, match="Input/output"), staged(tmp_path / "out", overwrite=True) as folder:
+        (folder / CONFIG).write_text("new")
+        monkeypatch.setattr(publish_module, "sync_tree", lambda _folder: None)
+        monkeypatch.setattr(publish_module, "sync_folder", failing(publish_module.sync_folder))
+        monkeypatch.setattr(Path, "rename", failing(Path.rename))
+    monkeypatch.undo()
+    assert (tmp_path / "out" / CONFIG).read_text() == "old"
     assert _neighbours(tmp_path) == {"out"}
 
 
