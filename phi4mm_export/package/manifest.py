@@ -1,19 +1,136 @@
-"""`phi4mm.json`: what a package is made of. No clock, host, user or path of the machine that made it."""
+"""`phi4mm.json` and `SHA256SUMS`: what a package is made of, by digests alone.
+
+No clock, host, user or path of the machine that made it. The versions of the tool and its libraries are in it, so two
+library versions give two manifests, and for graphs perhaps two serializations; `package_digest` speaks of the other
+files only, `recipe_digest` of the choices only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from phi4mm_export import __version__
-from phi4mm_export.package.write import WrittenFile
+from phi4mm_export.errors import PackageError, some
+from phi4mm_export.package.file_names import name_collision, name_fault
 from phi4mm_export.spec.json_text import json_bytes
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.recipe import Recipe
 
+if TYPE_CHECKING:
+    from phi4mm_export.package.write import WrittenFile
+
 MANIFEST_FILE = "phi4mm.json"
 """Not manifest.json: that name belongs to ONNX Runtime's model packages."""
+SUMS_FILE = "SHA256SUMS"
 SCHEMA_VERSION = 1
+MIN_RUNTIME = "0.14.1"
+"""Oldest onnxruntime-genai that packages are tried with: the first release line that feeds a gated decoder."""
+TOLERATED = (".cache/huggingface/*", ".git/*", ".gitattributes", "model.sig")
+"""Extra files that downloads, clones and signing leave in a package: patterns, `*` also matches `/`."""
+LIBRARIES = ("ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript", "protobuf")
+"""Libraries that take part in writing a package's bytes."""
+MEASURED = frozenset({"layers", "calibration", "statistics"})
+"""Keys of a quantization entry that tell what it met, not what was asked for."""
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Size = Annotated[int, Field(ge=0, lt=2**63)]
+Text = Annotated[str, Field(max_length=1024)]
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class Reproducibility(StrEnum):
+    """What the same inputs and choices give, with the same versions of tool and libraries.
+
+    exact: the same bytes on any IEEE machine. locked: the same bytes wherever the recorded calibration statistics are
+    used. same-machine: the same bytes on one machine; elsewhere close, because calibration ran through a runtime.
+    """
+
+    EXACT = "exact"
+    LOCKED = "locked"
+    SAME_MACHINE = "same-machine"
+
+
+class InputEntry(_Plain):
+    """A file that was read: its name in the checkpoint (or `adapter-ROLE/...`), size in bytes, digest."""
+
+    name: Text
+    size: Size
+    sha256: Sha256
+
+
+class FileEntry(_Plain):
+    """A file of the package; `name` is relative to it, with `/`."""
+
+    name: Text
+    size: Size
+    sha256: Sha256
+    reproducibility: Reproducibility = Reproducibility.EXACT
+
+
+class Tool(_Plain):
+    """The program that wrote the package."""
+
+    name: Literal["phi4mm"] = "phi4mm"
+    version: Text = __version__
+
+
+class Source(_Plain):
+    """Where the weights came from: hub id and commit, or digests alone. `package_digest` is that of a package from
+    which components were taken over."""
+
+    model: Text | None = None
+    commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = None
+    package_digest: Sha256 | None = None
+    files: tuple[InputEntry, ...] = ()
+
+
+class AdapterEntry(_Plain):
+    """An adapter inside the decoder or beside it, and whether it came with the checkpoint or from a folder."""
+
+    role: Role
+    origin: Literal["checkpoint", "folder"]
+
+
+class Runtime(_Plain):
+    """What runs the package."""
+
+    provider: Text | None = None
+    onnxruntime_genai: Text = f">={MIN_RUNTIME}"
+
+
+class Manifest(_Plain):
+    """Everything `phi4mm.json` says. `recipe` and `source` are None for a package that another tool wrote."""
+
+    schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
+    tool: Tool = Tool()
+    package_digest: Sha256
+    recipe_digest: Sha256
+    source: Source | None = None
+    adapters: tuple[AdapterEntry, ...] = ()
+    recipe: dict[str, Any] | None = None
+    settings: dict[str, Any] | None = None
+    quantization: tuple[dict[str, Any], ...] = ()
+    runtime: Runtime = Runtime()
+    libraries: dict[Text, Text] = Field(default_factory=dict)
+    tolerated: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(TOLERATED, max_length=100)
+    files: tuple[FileEntry, ...] = Field(max_length=100_000)
+
+    @property
+    def by_name(self) -> dict[str, FileEntry]:
+        """The files by their names."""
+        return {entry.name: entry for entry in self.files}
 
 
 def recipe_json(recipe: Recipe, baked: Sequence[Role]) -> dict[str, Any]:
@@ -35,36 +152,116 @@ def recipe_json(recipe: Recipe, baked: Sequence[Role]) -> dict[str, Any]:
     }
 
 
-def manifest_bytes(recipe: Recipe, baked: Sequence[Role], files: Iterable[WrittenFile]) -> bytes:
-    """The manifest of a package that was just exported; it does not list itself."""
-    listed = sorted(files, key=lambda file: file.name)
-    return json_bytes(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "tool": {"name": "phi4mm", "version": __version__},
-            "recipe": recipe_json(recipe, baked),
-            "files": [{"name": file.name, "size": file.nbytes, "sha256": file.sha256} for file in listed],
-        }
-    )
+def make_manifest(files: Iterable[FileEntry], **parts: Any) -> Manifest:
+    """A manifest of these files, sorted, with both digests computed; `parts` are its other fields.
 
-
-def requantized_bytes(old: Mapping[str, Any] | None, files: Iterable[WrittenFile], entry: Mapping[str, Any]) -> bytes:
-    """The manifest of a package one of whose graphs was quantized.
-
-    old: the manifest it had, whose other keys stay; None for a package of another tool. entry: what was done, with the
-    digests of the calibration samples; it takes the place of an earlier entry of the same component.
+    Raises PackageError for file names that a manifest cannot hold.
     """
-    kept = dict(old or {})
-    known = kept.pop("quantization", [])
-    earlier = [e for e in known if isinstance(e, dict) and e.get("component") != entry.get("component")]
-    kept.pop("files", None)
-    listed = sorted(files, key=lambda file: file.name)
-    head = {"schema_version": SCHEMA_VERSION, "tool": {"name": "phi4mm", "version": __version__}}
-    return json_bytes(
-        {
-            **head,
-            **{key: value for key, value in kept.items() if key not in head},
-            "quantization": sorted([*earlier, dict(entry)], key=lambda e: str(e.get("component"))),
-            "files": [{"name": file.name, "size": file.nbytes, "sha256": file.sha256} for file in listed],
-        }
+    listed = tuple(sorted(files, key=lambda entry: entry.name))
+    draft = Manifest(package_digest="0" * 64, recipe_digest="0" * 64, files=listed, **parts)
+    check_names(draft)
+    return draft.model_copy(update={"package_digest": package_digest(listed), "recipe_digest": recipe_digest(draft)})
+
+
+def changed_manifest(old: Manifest, files: Iterable[FileEntry], **parts: Any) -> Manifest:
+    """`old` with other files and fields, written by this version of the tool."""
+    kept = {name: getattr(old, name) for name in Manifest.model_fields}
+    for name in ("schema_version", "tool", "package_digest", "recipe_digest", "files"):
+        del kept[name]
+    return make_manifest(files, **{**kept, **parts})
+
+
+def check_names(manifest: Manifest) -> None:
+    """Raise PackageError for names that are not safe everywhere, collide somewhere, or are the manifest's own."""
+    faults = list(_name_faults(manifest))
+    if faults:
+        raise PackageError(
+            f"{len(faults)} file names cannot be used: {some(faults, 3)}",
+            where=f"{MANIFEST_FILE}: files",
+            fix="rename the files; in a package from elsewhere, ask where it came from",
+        )
+
+
+def _name_faults(manifest: Manifest) -> Iterator[str]:
+    names = [entry.name for entry in manifest.files]
+    for name in names:
+        fault = name_fault(name)
+        if fault:
+            yield f"{name!r}: {fault}"
+        elif name in (MANIFEST_FILE, SUMS_FILE):
+            yield f"{name!r}: the manifest does not list itself"
+    collision = name_collision([*dict.fromkeys(names), MANIFEST_FILE, SUMS_FILE])
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        yield f"{some(map(repr, twice))} listed twice"
+    elif collision is not None and not set(collision) <= {MANIFEST_FILE, SUMS_FILE}:
+        yield f"{collision[0]!r} and {collision[1]!r} are one file on some systems"
+    inputs = [entry.name for entry in manifest.source.files] if manifest.source is not None else []
+    if len(set(inputs)) < len(inputs):
+        yield "an input file is listed twice"
+
+
+def file_entries(
+    files: Iterable[WrittenFile], classes: Mapping[str, Reproducibility] | None = None
+) -> tuple[FileEntry, ...]:
+    """Entries of written files; `classes` names the files that are not exact."""
+    known = classes or {}
+    return tuple(
+        FileEntry(
+            name=file.name,
+            size=file.nbytes,
+            sha256=file.sha256,
+            reproducibility=known.get(file.name, Reproducibility.EXACT),
+        )
+        for file in files
     )
+
+
+def manifest_documents(manifest: Manifest) -> dict[str, bytes]:
+    """The bytes of phi4mm.json and SHA256SUMS."""
+    body = json_bytes(manifest.model_dump(mode="json"), indent=2)
+    return {MANIFEST_FILE: body, SUMS_FILE: sums_bytes(manifest, hashlib.sha256(body).hexdigest())}
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> list[WrittenFile]:
+    """Write both files into a package that is being made."""
+    from phi4mm_export.package.write import write_file
+
+    return [write_file(folder, name, data) for name, data in manifest_documents(manifest).items()]
+
+
+def sums_bytes(manifest: Manifest, manifest_sha256: str) -> bytes:
+    """SHA256SUMS as `sha256sum --check` reads it: every file, phi4mm.json too, sorted by name."""
+    digests = {entry.name: entry.sha256 for entry in manifest.files} | {MANIFEST_FILE: manifest_sha256}
+    return "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode("utf-8")
+
+
+def package_digest(files: Iterable[FileEntry]) -> str:
+    """sha256 over one line per file, `SHA256 SIZE NAME`, sorted by name; the manifest itself is none of them."""
+    lines = sorted((entry.name, f"{entry.sha256} {entry.size} {entry.name}\n") for entry in files)
+    return hashlib.sha256("".join(line for _, line in lines).encode("utf-8")).hexdigest()
+
+
+def recipe_digest(manifest: Manifest) -> str:
+    """sha256 over every choice, inputs and measured results left out."""
+    chosen = {
+        "recipe": manifest.recipe,
+        "settings": manifest.settings,
+        "adapters": [entry.model_dump(mode="json") for entry in manifest.adapters],
+        "quantization": [
+            {key: value for key, value in entry.items() if key not in MEASURED} for entry in manifest.quantization
+        ],
+    }
+    text = json.dumps(chosen, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def library_versions(names: Iterable[str] = LIBRARIES) -> dict[str, str]:
+    """Installed versions, by the name of the distribution; what is not installed is left out."""
+    found = {}
+    for name in sorted(names):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

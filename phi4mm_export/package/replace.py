@@ -6,10 +6,10 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from phi4mm_export.errors import PackageError
-from phi4mm_export.package.manifest import MANIFEST_FILE
-from phi4mm_export.spec.json_text import json_bytes, read_object
+from phi4mm_export.package.manifest import MANIFEST_FILE, FileEntry, changed_manifest, manifest_documents
+from phi4mm_export.package.manifest_read import read_manifest
 
 
 def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -32,26 +32,22 @@ def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def with_manifest(folder: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files, and the folder's manifest with their new sizes and digests if it has one.
+def with_manifest(
+    folder: Path, files: Mapping[str, bytes], settings: Mapping[str, Any] | None = None, provider: str | None = None
+) -> dict[str, bytes]:
+    """The files, and the folder's manifest and checksums with their new sizes and digests if it has a manifest.
 
-    Raises PackageError for a manifest that cannot be read.
+    settings, provider: what the new files were made with. Raises PackageError for a manifest that cannot be trusted.
     """
-    path = folder / MANIFEST_FILE
-    if not path.exists():
+    if not os.path.lexists(folder / MANIFEST_FILE):
         return dict(files)
-    manifest = read_object(path, error=PackageError)
-    listed = manifest.get("files")
-    entries = {entry["name"]: entry for entry in listed if _is_entry(entry)} if isinstance(listed, list) else None
-    if entries is None or len(entries) != len(listed or ()):
-        raise PackageError(
-            "expected a list of files with their names", where=f"{MANIFEST_FILE}: files", fix="remove the manifest"
-        )
+    old = read_manifest(folder)
+    entries = old.by_name
     for name, data in files.items():
-        entries[name] = {"name": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest["files"] = [entries[name] for name in sorted(entries)]
-    return {**files, MANIFEST_FILE: json_bytes(manifest)}
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("name"), str)
+        entries[name] = FileEntry(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    parts: dict[str, Any] = {}
+    if settings is not None:
+        parts["settings"] = {**(old.settings or {}), **settings}
+    if provider is not None:
+        parts["runtime"] = old.runtime.model_copy(update={"provider": provider})
+    return {**files, **manifest_documents(changed_manifest(old, entries.values(), **parts))}

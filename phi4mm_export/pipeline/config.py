@@ -110,7 +110,13 @@ def config(
     )
     names = {part: mapped.names for part, mapped in maps.items()}
     configs = runtime_configs(model, dims, options, special=special, graphs=names, share_cache=share_cache)
-    files = with_manifest(package, configs.files)
+    chosen = {
+        "max_length": max_length,
+        "memory_budget": memory_budget,
+        "release_arena": release_arena,
+        "original_audio_limit": original_audio_limit,
+    }
+    files = with_manifest(package, configs.files, chosen, provider.value)
     if not dry_run:
         replace_files(package, files)
     remarks += [str(gap) for mapped in maps.values() for gap in mapped.gaps]

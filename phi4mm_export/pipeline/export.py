@@ -9,17 +9,21 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from phi4mm_export.checkpoint.digests import InputDigests, input_files
 from phi4mm_export.checkpoint.head import HeadChoice
 from phi4mm_export.checkpoint.hub import fetch_checkpoint, resolve_model
 from phi4mm_export.checkpoint.open import Checkpoint, open_checkpoint
 from phi4mm_export.errors import PackageError, SystemLimitError, some
 from phi4mm_export.package.borrow import copy_borrowed, open_borrowed
 from phi4mm_export.package.configs import ConfigOptions, PackageConfigs, package_configs
-from phi4mm_export.package.manifest import MANIFEST_FILE, manifest_bytes
+from phi4mm_export.package.manifest import write_manifest
 from phi4mm_export.package.publish import check_target, staged
+from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
 from phi4mm_export.package.write import Effort, Placed, WrittenFile, write_file, write_graph
 from phi4mm_export.pipeline.export_adapters import write_adapter_files
+from phi4mm_export.pipeline.export_manifest import Origin, export_manifest
 from phi4mm_export.pipeline.export_plan import ExportPlan, files_of, plan_export
 from phi4mm_export.pipeline.validate import validate
 from phi4mm_export.spec.contract import Component, Provider
@@ -93,15 +97,18 @@ def export(
     target = Path(output).expanduser().absolute()
     check_target(target, overwrite=how.overwrite)
     source = model_folder(model, how.revision, progress)
+    adapter_paths = adapter_paths or {}
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(open_checkpoint(source, adapter_paths=adapter_paths or {}, head=how.head))
+        checkpoint = stack.enter_context(open_checkpoint(source, adapter_paths=adapter_paths, head=how.head))
         plan = plan_export(checkpoint, chosen, adapter_named=adapter_named)
         borrowed = open_borrowed(from_package, plan.recipe.components, plan.file_names) if from_package else None
         configs = package_configs(checkpoint.path, checkpoint.config, _config_options(plan, how))
         if how.dry_run:
             return _report(target, plan, checkpoint, configs, ())
         check_room(target.parent, plan.nbytes + SIDE_NBYTES + (borrowed.nbytes if borrowed else 0))
+        read = input_files(checkpoint, beside=(*REQUIRED_FILES, *OPTIONAL_FILES), adapter_paths=adapter_paths)
         folder = stack.enter_context(staged(target, overwrite=how.overwrite))
+        digests = stack.enter_context(InputDigests(read))
         files = _write_graphs(folder, plan, how.jobs or default_jobs(), progress)
         if plan.recipe.lora is LoraForm.ADAPTERS and Component.DECODER in plan.recipe.components:
             files += write_adapter_files(folder, checkpoint, plan.recipe.float_type)
@@ -110,10 +117,17 @@ def export(
             files += copy_borrowed(borrowed, folder, plan.recipe.components, ours)
         else:
             files += _write_configs(folder, plan, configs)
-        files.append(write_file(folder, MANIFEST_FILE, manifest_bytes(plan.recipe, plan.baked, files)))
+        origin = Origin(model_id(model), source, digests.result(), tuple(adapter_paths), from_package)
+        files += write_manifest(folder, export_manifest(plan, files, origin, _settings_json(how)))
         if borrowed or set(plan.recipe.components) == set(Component):
             check_staged(folder, plan.recipe.provider)
     return _report(target, plan, checkpoint, configs, tuple(files))
+
+
+def model_id(model: str | Path) -> str | None:
+    """The hub id that MODEL is, None for a folder."""
+    found = resolve_model(str(model))
+    return found if isinstance(found, str) else None
 
 
 def model_folder(model: str | Path, revision: str | None, progress: Progress | None = None) -> Path:
@@ -183,6 +197,17 @@ def _write_configs(folder: Path, plan: ExportPlan, configs: PackageConfigs) -> l
         names = {own[component] for component in plan.recipe.components if component in own}
         wanted = {name: data for name, data in configs.files.items() if name in names}
     return [write_file(folder, name, data) for name, data in wanted.items()]
+
+
+def _settings_json(how: ExportSettings) -> dict[str, Any]:
+    """The settings that change a byte of the package, as the manifest records them."""
+    return {
+        "max_length": how.max_length,
+        "memory_budget": how.memory_budget,
+        "release_arena": how.release_arena,
+        "original_audio_limit": how.original_audio_limit,
+        "head": None if how.head is None else str(how.head),
+    }
 
 
 def _config_options(plan: ExportPlan, how: ExportSettings) -> ConfigOptions:

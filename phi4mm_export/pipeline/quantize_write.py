@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,21 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import UsageError
-from phi4mm_export.package.manifest import MANIFEST_FILE, requantized_bytes
+from phi4mm_export.package.manifest import MANIFEST_FILE, Manifest, write_manifest
+from phi4mm_export.package.manifest_quantized import Quantized, digest_of, quantized_manifest
+from phi4mm_export.package.manifest_read import read_manifest
 from phi4mm_export.package.publish import staged
 from phi4mm_export.package.publish_model import staged_model
 from phi4mm_export.package.replace_graph import copy_files, plan_copy
-from phi4mm_export.package.write import WrittenFile, hashed, write_file
+from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.pipeline.export import SIDE_NBYTES, check_room
 from phi4mm_export.pipeline.quantize_checks import check_graph, check_package
 from phi4mm_export.pipeline.quantize_gate import GateReport
 from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress, run_job
 from phi4mm_export.pipeline.quantize_samples import foreign_samples, open_samples, unseen_modes
-from phi4mm_export.quant.settings import CalibrationReader, LayerReport, QuantSettings
+from phi4mm_export.quant.settings import CalibrationReader, LayerReport, Method, QuantSettings
 from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component
-from phi4mm_export.spec.json_text import read_object
 
 Progress = Callable[[QuantizeProgress], None]
 
@@ -105,12 +107,19 @@ def carry_out(request: Request) -> QuantizeReport:
         names = {*copied, *(file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file())}
         report = _report(request, done, samples, tuple(hashed(staging, name) for name in sorted(names)))
         if package is not None:
-            old = package.path / MANIFEST_FILE
-            earlier = read_object(old) if old.is_file() else None
-            manifest = requantized_bytes(earlier, report.files, manifest_entry(report))
-            report = replace(report, files=(*report.files, write_file(staging, MANIFEST_FILE, manifest)))
+            manifest = requantized_manifest(package.path, report, request.statistics)
+            report = replace(report, files=(*report.files, *write_manifest(staging, manifest)))
             check_package(package.path, staging)
     return report
+
+
+def requantized_manifest(package: Path, report: QuantizeReport, statistics: Path | None) -> Manifest:
+    """The manifest of the new package. Raises PackageError when the old one cannot be trusted."""
+    earlier = read_manifest(package) if os.path.lexists(package / MANIFEST_FILE) else None
+    calibrated = report.settings.method is Method.GPTQ or (report.settings.bias_correction and report.samples > 0)
+    digest = None if statistics is None else digest_of(statistics)
+    done = Quantized(report.graph, manifest_entry(report), calibrated, report.settings.exact, digest)
+    return quantized_manifest(earlier, report.files, done)
 
 
 def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
@@ -132,6 +141,7 @@ def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
         "accuracy_level": settings.accuracy_level,
         "budget": settings.budget_nbytes,
         "seed": settings.seed,
+        "exact": settings.exact,
         "layers": {method: report.count(method) for method in ("gptq", "rtn", "kept")},
         "calibration": {"samples": report.samples, "sha256": list(report.digests)},
     }

@@ -13,6 +13,8 @@ from phi4mm_export.errors import PackageError
 from phi4mm_export.package.cache_names import CacheNames, cache_names, grows_by_concat
 from phi4mm_export.package.graph_io import GraphIo, TensorIo
 from phi4mm_export.package.map_graphs import component_of, map_graph, stand_ins
+from phi4mm_export.package.manifest import FileEntry, make_manifest, manifest_documents
+from phi4mm_export.package.manifest_read import parse_manifest
 from phi4mm_export.package.replace import replace_files, with_manifest
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.phi4mm_config import OFFICIAL_NAMES
@@ -254,16 +256,18 @@ def test_nothing_is_replaced_when_one_file_cannot_be_written(tmp_path: Path) -> 
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
-def test_the_manifest_follows_the_files_that_it_lists(tmp_path: Path) -> None:
-    other = {"name": "z.onnx", "size": 1, "sha256": "00"}
-    old = {"name": "a.json", "size": 3, "sha256": "11"}
-    (tmp_path / "phi4mm.json").write_text(json.dumps({"schema_version": 1, "files": [old, other]}), encoding="utf-8")
-    files = with_manifest(tmp_path, {"a.json": b""})
+def test_the_manifest_and_its_sums_follow_the_files_that_they_list(tmp_path: Path) -> None:
+    entries = [FileEntry(name=name, size=1, sha256="00" * 32) for name in ("a.json", "z.onnx")]
+    for name, data in manifest_documents(make_manifest(entries)).items():
+        (tmp_path / name).write_bytes(data)
+    files = with_manifest(tmp_path, {"a.json": b""}, {"max_length": 7}, "cuda")
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    assert json.loads(files["phi4mm.json"]) == {
-        "schema_version": 1,
-        "files": [{"name": "a.json", "size": 0, "sha256": empty}, other],
-    }
+    manifest = parse_manifest(files["phi4mm.json"])
+    assert [(entry.name, entry.size, entry.sha256) for entry in manifest.files] == [
+        ("a.json", 0, empty), ("z.onnx", 1, "00" * 32),
+    ]  # fmt: skip
+    assert (manifest.settings, manifest.runtime.provider) == ({"max_length": 7}, "cuda")
+    assert f"{empty}  a.json" in files["SHA256SUMS"].decode().splitlines()
 
 
 def test_a_package_without_a_manifest_gets_none(tmp_path: Path) -> None:
@@ -272,5 +276,5 @@ def test_a_package_without_a_manifest_gets_none(tmp_path: Path) -> None:
 
 def test_a_manifest_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "phi4mm.json").write_text('{"files": {}}', encoding="utf-8")
-    with pytest.raises(PackageError, match=r"phi4mm\.json: files"):
+    with pytest.raises(PackageError, match=r"phi4mm\.json: "):
         with_manifest(tmp_path, {"a.json": b"{}"})
