@@ -50,7 +50,7 @@ from phi4mm_export.spec.model import AUDIO_TOKEN_ID, IMAGE_TOKEN_ID, Role
 
 MANIFEST, INPUTS = "manifest.json", "inputs.npz"
 ADAPTERS: Adapters = (None, Role.VISION, Role.SPEECH)
-SHORT_TAGS = {None: "short1", Role.VISION: "short5", Role.SPEECH: "short22"}
+SHORT_TAGS = {None: "short53", Role.VISION: "short52", Role.SPEECH: "short54"}
 """Prompts whose greedy tokens win clearly in the tiny checkpoint."""
 CHAIN_ADAPTERS: Mapping[str, Adapters] = {
     "text": (None, Role.VISION, Role.SPEECH),

@@ -45,19 +45,15 @@ def _prompt(text: str) -> str:
 
 
 REQUESTS: dict[str, MediaRequest] = {
-    "text": MediaRequest(InputMode.TEXT, _prompt("Describe it.")),
-    "image": MediaRequest(InputMode.IMAGE, _prompt("<|image_1|>\nTranscribe."), ("wide",)),
-    "two_images": MediaRequest(
-        InputMode.IMAGE, _prompt("<|image_1|>\n<|image_2|>\nHow many are there?"), ("square", "tall")
-    ),
-    "audio": MediaRequest(InputMode.AUDIO, _prompt("<|audio_1|>\nName the colours."), (), ("long",)),
+    "text": MediaRequest(InputMode.TEXT, _prompt("Is there a cat?")),
+    "image": MediaRequest(InputMode.IMAGE, _prompt("<|image_1|>\nWhat is shown?"), ("wide",)),
+    "two_images": MediaRequest(InputMode.IMAGE, _prompt("<|image_1|>\n<|image_2|>\nSay it again."), ("square", "tall")),
+    "audio": MediaRequest(InputMode.AUDIO, _prompt("<|audio_1|>\nTranscribe."), (), ("long",)),
     "two_clips": MediaRequest(
-        InputMode.AUDIO, _prompt("<|audio_1|>\n<|audio_2|>\nHow many are there?"), (), ("long", "short")
+        InputMode.AUDIO, _prompt("<|audio_1|>\n<|audio_2|>\nTell me more about it."), (), ("long", "short")
     ),
     "long_clip": MediaRequest(InputMode.AUDIO, _prompt("<|audio_1|>\nWhat is said?"), (), ("lecture",)),
-    "both": MediaRequest(
-        InputMode.BOTH, _prompt("<|image_1|>\n<|audio_1|>\nName the colours."), ("square",), ("short",)
-    ),
+    "both": MediaRequest(InputMode.BOTH, _prompt("<|image_1|>\n<|audio_1|>\nSummarise."), ("square",), ("short",)),
 }
 """One request of every kind; the questions are those whose greedy answers win clearly in the tiny checkpoint."""
 NEXT_TURN = "<|end|>\n<|user|>\nAnd what is shown?<|end|>\n<|assistant|>\n"

@@ -9,7 +9,7 @@ from typing import Any
 from phi4mm_export.checks.numerics import Errors, Measure, Precision, Tolerance
 from phi4mm_export.checks.report import Finding, error, note, warning
 
-DIFFERS, CANNOT_SERVE, FIGURE, TOKENS_DIFFER = "701", "702", "703", "704"
+DIFFERS, CANNOT_SERVE, FIGURE, TOKENS_DIFFER = "C701", "C702", "C703", "C704"
 
 
 @dataclass(frozen=True)
