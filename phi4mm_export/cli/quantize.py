@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from phi4mm_export.pipeline.quantize_job import QuantizeProgress
     from phi4mm_export.quant.settings import LayerReport
 
+NAME_WIDTH = 64
+"""Longest name of a layer in the table."""
+
 
 def command(
     source: Annotated[Path, typer.Argument(help="Package folder or .onnx file.", show_default=False)],
@@ -172,20 +175,26 @@ def layer_table(layers: tuple[LayerReport, ...], *, every: bool) -> list[str]:
     if not every:
         worst = sorted(layers, key=lambda layer: -(layer.error_after or 0.0))[:5]
         shown = [layer for layer in layers if layer in worst or layer.reason]
-    width = max([len(layer.name or layer.weight) for layer in shown] + [5])
+    names = [_short(layer.name or layer.weight) for layer in shown]
+    width = max([len(name) for name in names] + [5])
     lines = (
         [f"{'layer':{width}}  {'K x N':>13}  how   bits/block  error before -> after   damp      s"] if shown else []
     )
-    for layer in shown:
+    for name, layer in zip(names, shown, strict=True):
         before, after = ("-" if e is None else f"{e:.4f}" for e in (layer.error_before, layer.error_after))
         line = (
-            f"{layer.name or layer.weight:{width}}  {f'{layer.K} x {layer.N}':>13}  {layer.method_used:4}  "
+            f"{name:{width}}  {f'{layer.K} x {layer.N}':>13}  {layer.method_used:4}  "
             f"{layer.bits:>4}/{layer.block_size:<5}  {before:>12} -> {after:<8} {layer.damp:6.3f} {layer.seconds:6.1f}"
         )
         lines.append(line + (f"  {layer.reason}" if layer.reason else ""))
     if len(shown) < len(layers):
         lines.append(f"({len(layers) - len(shown)} more layers: --verbose)")
     return lines
+
+
+def _short(name: str) -> str:
+    """The end of a long name, which tells layers apart."""
+    return name if len(name) <= NAME_WIDTH else f"...{name[3 - NAME_WIDTH :]}"
 
 
 def _gate_json(gate: GateReport) -> dict[str, Any]:
