@@ -227,7 +227,7 @@ def claimed(target: Path, *, heal: Heal = heal_folder, keep_left: bool = False) 
 
 
 def debris_of(target: Path) -> list[Path]:
-    """Claims on `target` that are being made, or were given up or taken aside; whose holder lives is another question."""
+    """Claims on `target` that are being made, were given up or taken aside, by runs living or dead."""
     pattern = re.compile(rf"{re.escape(claim_path(target).name)}-[0-9a-f]{{{2 * TOKEN_NBYTES}}}(-old)?")
     return sorted(path for path in target.parent.iterdir() if pattern.fullmatch(path.name))
 

@@ -101,7 +101,7 @@ def _process_namespace() -> str:
 def _start_of(pid: int) -> str | None:
     """When a process started, in clock ticks since boot (field 22 of /proc/PID/stat); None where that is not known."""
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 else None  # noqa: PLR2004
+    return fields[19] if len(fields) > 19 else None
 
 
 def _text(path: str) -> str:

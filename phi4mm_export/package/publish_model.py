@@ -7,7 +7,6 @@ old graph goes first. `heal_pair` heals a run that died in between: the old pair
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,19 +1,41 @@
 """Going on with a data file that an interrupted run left: a journal of what was finished, proved by its digest.
 
-The journal `NAME.journal` has one line per finished stream: how many are done, the bytes they take, and the sha256 of
-the file up to there. Recovery trusts nothing else: it hashes the file again and goes on from the last line that agrees.
+The journal `NAME.journal` starts with the identity of the whole file's plan and has one line per finished stream: how
+many are done, the bytes they take, the sha256 of the file up to there, and the stream's own identity: everything that
+decides its bytes, the contents of the stored tensors included. Recovery trusts nothing else: a file of another plan is
+deleted; of the same plan, it is hashed again, and goes on after the last stream for which digest and identity agree.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import platform
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import phi4mm_export
+from phi4mm_export.checkpoint.source import TensorSource
+from phi4mm_export.weights.streams import Stream
 
 CHUNK = 8 << 20
 JOURNAL_SUFFIX = ".journal"
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a graph's data file is written, and where its journal: folders, under the data file's name."""
+
+    data: Path
+    journals: Path
 
 
 @dataclass(frozen=True)
@@ -26,47 +48,122 @@ class Mark:
     """A hashlib object: the standard library does not export its class."""
 
 
-class Journal:
-    """The journal of one data file. Lines are appended after the bytes that they describe."""
+class Identities:
+    """What decides the bytes of each of a file's streams, as sha256 in hex. A context manager: one thread of its own
+    reads and hashes the stored tensors, one stream ahead of the question."""
 
-    def __init__(self, data: Path) -> None:
-        self._data, self._path = data, journal_path(data)
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = streams
+        self._asked: dict[int, Future[str]] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="identities")
+
+    def __enter__(self) -> Identities:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def plan(self) -> str:
+        """Everything but the contents of stored tensors, for the file as a whole."""
+        return _digest([_facts(stream) for stream in self._streams])
+
+    def of(self, index: int) -> str:
+        """The identity of one stream. Raises CheckpointError if a stored tensor cannot be read."""
+        for number in (index, index + 1):
+            if number < len(self._streams) and number not in self._asked:
+                self._asked[number] = self._pool.submit(identity, self._streams[number])
+        return self._asked.pop(index).result()
+
+
+def identity(stream: Stream) -> str:
+    """sha256 over code version, tensors, settings, and the bytes of every stored tensor that the stream reads."""
+    sources = stream.origin.sources if stream.origin else ()
+    return _digest([_facts(stream), [contents(source) for source in sources]])
+
+
+def contents(source: TensorSource) -> str:
+    """sha256 of a stored tensor's bytes, read in bounded pieces."""
+    digest, buffer = hashlib.sha256(), bytearray(min(CHUNK, source.nbytes))
+    for start in range(0, source.nbytes, CHUNK):
+        piece = memoryview(buffer)[: min(CHUNK, source.nbytes - start)]
+        source.shard.read_into(piece, source.offset + start)
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+@functools.cache
+def code_version() -> str:
+    """sha256 over this package's own source and data files and the versions of what computes with it."""
+    root, digest = Path(phi4mm_export.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            name = path.relative_to(root).as_posix().encode()
+            digest.update(b"%d %b %d " % (len(name), name, path.stat().st_size) + path.read_bytes())
+    versions = (phi4mm_export.__version__, np.__version__, ml_dtypes.__version__, platform.python_version())
+    return _digest([digest.hexdigest(), versions])
+
+
+class Journal:
+    """The journal of one data file. Lines are appended after the bytes that they describe.
+
+    identity_of: the identity of a stream by its number; plan: that of the file (see `Identities`).
+    """
+
+    def __init__(self, data: Path, path: Path, plan: str, identity_of: Callable[[int], str]) -> None:
+        self._data, self._path, self._plan, self._identity_of = data, path, plan, identity_of
 
     def note(self, streams: int, nbytes: int, sha256: str) -> None:
         """Streams 0 .. streams-1 are in the file, which has `nbytes` bytes with this digest."""
-        with self._path.open("a", encoding="ascii") as out:
-            out.write(json.dumps([streams, nbytes, sha256]) + "\n")
+        self._append([streams, nbytes, sha256, self._identity_of(streams - 1)])
 
     def recover(self) -> Mark | None:
-        """The last mark that the file's bytes prove, None when there is none; bytes after it are cut off."""
+        """The last mark that the file's bytes prove, None when there is none; bytes after it are cut off.
+
+        A file that proves nothing is deleted, never written over: whoever may still hold it open writes into nothing.
+        """
         marks = self._read()
-        found: Mark | None = None
-        if marks and self._data.is_file():
-            found = self._prove(marks)
-            with self._data.open("r+b") as file:
-                file.truncate(found.nbytes if found else 0)
+        found = self._prove(marks) if marks and self._data.is_file() else None
         self._path.unlink(missing_ok=True)
-        if found:
-            self.note(found.streams, found.nbytes, found.digest.hexdigest())
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._append([self._plan])
+        if found is None:
+            self._data.unlink(missing_ok=True)
+            return None
+        with self._data.open("r+b") as file:
+            file.truncate(found.nbytes)
+        for line in marks[: found.streams]:
+            self._append(line)
         return found
 
-    def _read(self) -> list[tuple[int, int, str]]:
-        """The complete lines, in order; a torn last line is left out."""
+    def _append(self, line: list[Any]) -> None:
+        with self._path.open("a", encoding="ascii") as out:
+            out.write(json.dumps(line) + "\n")
+
+    def _read(self) -> list[list[Any]]:
+        """The complete lines after that of this plan, in order; a torn last line is left out."""
         if not self._path.is_file():
             return []
-        marks = []
-        for line in self._path.read_text(encoding="ascii", errors="replace").splitlines():
+        lines: list[list[Any]] = []
+        for text in self._path.read_text(encoding="ascii", errors="replace").splitlines():
             try:
-                streams, nbytes, sha256 = json.loads(line)
-                marks.append((int(streams), int(nbytes), str(sha256)))
-            except (ValueError, TypeError):
+                line = json.loads(text)
+            except ValueError:
                 break
-        return marks
+            if not lines and line != [self._plan]:
+                return []
+            lines.append(line)
+        return lines[1:]
 
-    def _prove(self, marks: list[tuple[int, int, str]]) -> Mark | None:
+    def _prove(self, marks: list[list[Any]]) -> Mark | None:
         digest, at, found = hashlib.sha256(), 0, None
         with self._data.open("rb", buffering=0) as file:
-            for streams, nbytes, sha256 in marks:
+            for number, line in enumerate(marks):
+                streams, nbytes, sha256, made_of = line if len(line) == 4 else (0, 0, "", "")
+                if streams != number + 1 or made_of != self._identity_of(number):
+                    break
                 while at < nbytes and (piece := file.read(min(CHUNK, nbytes - at))):
                     digest.update(piece)
                     at += len(piece)
@@ -76,6 +173,21 @@ class Journal:
         return found
 
 
-def journal_path(data: Path) -> Path:
-    """The journal beside a data file."""
-    return data.with_name(data.name + JOURNAL_SUFFIX)
+def journal_path(folder: Path, data_name: str) -> Path:
+    """The journal of a data file in the folder of journals."""
+    return folder / (data_name + JOURNAL_SUFFIX)
+
+
+def _facts(stream: Stream) -> list[Any]:
+    """What decides a stream's bytes, but for the contents of stored tensors."""
+    tensors = [[spec.name, spec.dtype.name, list(spec.shape)] for spec in stream.outputs]
+    if stream.origin is None:
+        raise ValueError(f"the stream of {stream.outputs[0].name} does not say what it is made from")
+    stored = [[source.stored_name, source.dtype.value, list(source.shape)] for source in stream.origin.sources]
+    return [code_version(), tensors, dict(stream.origin.settings), stored]
+
+
+def _digest(value: Any) -> str:
+    """sha256 of a value as canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -5,9 +5,10 @@ The data file holds the streams' tensors at aligned offsets with zeros between; 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from phi4mm_export.package.resume import Journal, Mark
+from phi4mm_export.package.resume import Identities, Journal, Mark, Resume, journal_path
 from phi4mm_export.spec.contract import data_file_name
 from phi4mm_export.weights.streams import Band, Stream, TensorSpec
 
@@ -117,12 +118,12 @@ class Effort:
     """How a graph is written; never changes a byte.
 
     jobs: threads that compute. memory_limit: most bytes of bands in flight, computed or waiting to be written (one
-    band is always allowed). resume: keep a journal beside the data file and go on from the one an earlier run left.
+    band is always allowed). resume: where data file and journal are written, to go on from what an earlier run left.
     """
 
     jobs: int = 1
     memory_limit: int = DEFAULT_MEMORY_LIMIT
-    resume: bool = False
+    resume: Resume | None = None
 
 
 def write_graph(
@@ -145,7 +146,7 @@ def write_graph(
     files: list[WrittenFile] = []
     if streams:
         data_name = data_file_name(file_name)
-        out = _write_data(folder / data_name, streams, effort or Effort(), on_bytes)
+        out = _write_data(folder, data_name, streams, effort or Effort(), on_bytes)
         files.append(out.finished(data_name))
         placed |= out.placed
     _refer(model, placed)
@@ -155,22 +156,37 @@ def write_graph(
     return WrittenGraph(tuple(files), placed)
 
 
-def _write_data(path: Path, streams: Sequence[Stream], effort: Effort, on_bytes: Callable[[int], None]) -> DataFile:
-    """The data file at `path`, from its start or from where an earlier run left it."""
-    journal = Journal(path) if effort.resume else None
-    mark = journal.recover() if journal else None
-    with path.open("r+b" if mark else "wb" if journal else "xb", buffering=0) as raw:
-        out = DataFile(raw, path.name, on_bytes)
-        if mark:
-            out.skip(streams[: mark.streams], mark)
-            raw.seek(mark.nbytes)
-        done = mark.streams if mark else 0
-        bands = in_order(streams[done:], effort)
-        for count, stream in enumerate(streams[done:], done + 1):
-            _write_stream(out, stream, bands)
-            if journal:
-                journal.note(count, *out.mark())
+def _write_data(
+    folder: Path, name: str, streams: Sequence[Stream], effort: Effort, on_bytes: Callable[[int], None]
+) -> DataFile:
+    """The data file `name`, from its start or from where an earlier run left it."""
+    location = Path(name).name
+    if effort.resume is None:
+        with (folder / name).open("xb", buffering=0) as raw:
+            out = DataFile(raw, location, on_bytes)
+            _write_streams(out, streams, effort, lambda _count: None)
+        return out
+    path = effort.resume.data / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Identities(streams) as identities:
+        journal = Journal(path, journal_path(effort.resume.journals, name), identities.plan, identities.of)
+        mark = journal.recover()
+        with path.open("r+b" if mark else "xb", buffering=0) as raw:
+            out = DataFile(raw, location, on_bytes)
+            if mark:
+                out.skip(streams[: mark.streams], mark)
+                raw.seek(mark.nbytes)
+            done = mark.streams if mark else 0
+            _write_streams(out, streams[done:], effort, lambda count: journal.note(done + count, *out.mark()))
     return out
+
+
+def _write_streams(out: DataFile, streams: Sequence[Stream], effort: Effort, on_stream: Callable[[int], None]) -> None:
+    """All streams in order; `on_stream` is called with the number of those finished."""
+    with contextlib.closing(in_order(streams, effort)) as bands:
+        for count, stream in enumerate(streams, 1):
+            _write_stream(out, stream, bands)
+            on_stream(count)
 
 
 def write_file(folder: Path, name: str, data: bytes) -> WrittenFile:
@@ -205,7 +221,7 @@ def _write_stream(out: DataFile, stream: Stream, bands: Iterator[Band]) -> None:
             out.write(rows)
 
 
-def in_order(streams: Sequence[Stream], effort: Effort) -> Iterator[Band]:
+def in_order(streams: Sequence[Stream], effort: Effort) -> Generator[Band, None, None]:
     """Bands of all streams in order, computed by threads that run ahead as far as the memory limit allows."""
     work = ((stream, start, stop) for stream in streams for start, stop in stream.bands())
     if effort.jobs <= 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +18,18 @@ from phi4mm_export.checkpoint.adapters import LoraPair
 from phi4mm_export.checkpoint.source import TensorSource
 from phi4mm_export.checkpoint.values import check_finite
 from phi4mm_export.weights.exact import F32, RightFactor
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What decides values: the stored tensors they are made from, and what is done with them (JSON values)."""
+
+    sources: tuple[TensorSource, ...]
+    settings: Mapping[str, object]
+
+    def and_then(self, **settings: object) -> Origin:
+        """The same, with more settings."""
+        return Origin(self.sources, {**self.settings, **settings})
 
 
 class Rows(Protocol):
@@ -35,6 +48,10 @@ class Rows(Protocol):
     @property
     def nbytes_read(self) -> int:
         """Bytes of the checkpoint that reading everything takes."""
+
+    @property
+    def origin(self) -> Origin:
+        """What decides every value."""
 
     def read(self, start: int, stop: int) -> F32:
         """Rows start .. stop-1, float32 [stop - start, width]. CheckpointError if a value is NaN or infinite."""
@@ -62,6 +79,10 @@ class StoredRows:
     @property
     def nbytes_read(self) -> int:
         return self.source.nbytes
+
+    @property
+    def origin(self) -> Origin:
+        return Origin((self.source,), {"rows": "stored", "scale": self.scale})
 
     def read(self, start: int, stop: int) -> F32:
         is_matrix = len(self.source.shape) > 1
@@ -114,6 +135,11 @@ class MergedRows:
     @property
     def nbytes_read(self) -> int:
         return self.base.nbytes_read + self.pair.a.nbytes + self.pair.b.nbytes
+
+    @property
+    def origin(self) -> Origin:
+        sources = (self.base.source, self.pair.a, self.pair.b)
+        return Origin(sources, {"rows": "merged", "scale": self.base.scale, "adapter_scale": self.pair.scale})
 
     def read(self, start: int, stop: int) -> F32:
         b = StoredRows(self.pair.b).read(start, stop)

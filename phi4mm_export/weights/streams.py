@@ -6,6 +6,7 @@ scales. `compute` is pure and thread-safe, so bands may be computed out of order
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from phi4mm_export.errors import PackageError
 from phi4mm_export.spec.model import LongRope
 from phi4mm_export.weights.packing import quantize_rows
 from phi4mm_export.weights.rope_tables import table_rows
-from phi4mm_export.weights.rows import Rows
+from phi4mm_export.weights.rows import Origin, Rows
 
 BAND_NBYTES = 4 << 20
 """Float32 bytes of one band: large enough that threads pay (16-row bands lose all gain), small in memory."""
@@ -56,6 +57,8 @@ class Stream:
     band: int
     compute: Callable[[int, int], Band]
     nbytes_read: int
+    origin: Origin | None = None
+    """What decides every byte; None when that is not known, and then nothing is ever resumed."""
 
     @property
     def nbytes(self) -> int:
@@ -78,9 +81,15 @@ def dense_stream(spec: TensorSpec, rows: Rows, *, transposed: bool = False) -> S
 
     Raises PackageError (when computed) where a finite value does not fit float16, naming tensor and value.
     """
+    origin = rows.origin.and_then(kind="dense", transposed=transposed)
     if transposed:
         return Stream(
-            (spec,), 1, 1, lambda _start, _stop: (narrow(rows.read(0, rows.height).T, spec, rows),), rows.nbytes_read
+            (spec,),
+            1,
+            1,
+            lambda _start, _stop: (narrow(rows.read(0, rows.height).T, spec, rows),),
+            rows.nbytes_read,
+            origin,
         )
     return Stream(
         (spec,),
@@ -88,6 +97,7 @@ def dense_stream(spec: TensorSpec, rows: Rows, *, transposed: bool = False) -> S
         _band_of(rows.width),
         lambda start, stop: (narrow(rows.read(start, stop), spec, rows),),
         rows.nbytes_read,
+        origin,
     )
 
 
@@ -102,7 +112,8 @@ def packed_stream(qweight: TensorSpec, scales: TensorSpec, rows: Rows, *, bits: 
         except OverflowError as err:
             raise _overflow(scales, rows, float(np.abs(values).max())) from err
 
-    return Stream((qweight, scales), rows.height, _band_of(rows.width), compute, rows.nbytes_read)
+    origin = rows.origin.and_then(kind="packed", bits=bits, block_size=block_size)
+    return Stream((qweight, scales), rows.height, _band_of(rows.width), compute, rows.nbytes_read, origin)
 
 
 def rope_stream(cosine: TensorSpec, sine: TensorSpec, rope: LongRope, factors: tuple[float, ...]) -> Stream:
@@ -113,7 +124,8 @@ def rope_stream(cosine: TensorSpec, sine: TensorSpec, rope: LongRope, factors: t
         cos, sin = table_rows(rope, factors, start, stop)
         return cos.astype(kind), sin.astype(kind)
 
-    return Stream((cosine, sine), cosine.shape[0], _band_of(cosine.shape[1]), compute, 0)
+    origin = Origin((), {"kind": "rope", "rope": dataclasses.asdict(rope), "factors": list(factors)})
+    return Stream((cosine, sine), cosine.shape[0], _band_of(cosine.shape[1]), compute, 0, origin)
 
 
 def narrow(values: NDArray[Any], spec: TensorSpec, rows: Rows) -> NDArray[Any]:

@@ -150,17 +150,17 @@ def test_a_dead_runs_work_is_handed_to_the_next_run_that_asks_for_it(tmp_path: P
 
 
 def test_too_little_room_is_refused_with_both_numbers_before_the_block_starts(tmp_path: Path) -> None:
-    with pytest.raises(SystemLimitError, match=r"needs 9,[0,]+ bytes, the disk has [\d,]+ free"):
-        with staged(tmp_path / "out", overwrite=False, need=9 * 10**18):
-            pytest.fail("the block must not start")
+    huge = staged(tmp_path / "out", overwrite=False, need=9 * 10**18)
+    with pytest.raises(SystemLimitError, match=r"needs 9,[0,]+ bytes, the disk has [\d,]+ free"), huge:
+        pytest.fail("the block must not start")
     assert _neighbours(tmp_path) == set()
 
 
 def test_a_disk_that_fills_up_is_a_sentence_with_both_numbers_and_nothing_remains(tmp_path: Path) -> None:
     _package(tmp_path / "out")
-    with pytest.raises(SystemLimitError, match=r"filled up: the work needs 7 bytes in all, [\d,]+ are free"):
-        with staged(tmp_path / "out", overwrite=True, need=7):
-            raise OSError(errno.ENOSPC, "No space left on device")
+    small = staged(tmp_path / "out", overwrite=True, need=7)
+    with pytest.raises(SystemLimitError, match=r"the work needs 7 bytes in all, [\d,]+ are free"), small:
+        raise OSError(errno.ENOSPC, "No space left on device")
     assert (tmp_path / "out" / CONFIG).read_text() == "old"
     assert _neighbours(tmp_path) == {"out"}
 
@@ -181,7 +181,7 @@ def test_a_second_ctrl_c_during_the_clean_up_does_not_stop_it(tmp_path: Path, mo
             raise KeyboardInterrupt
         real(*args, **options)  # type: ignore[arg-type]
 
-    with pytest.raises(KeyboardInterrupt), staged(tmp_path / "out", overwrite=False) as folder:
+    with pytest.raises(KeyboardInterrupt), staged(tmp_path / "out", overwrite=False) as folder:  # noqa: PT012
         (folder / "half").write_text("x")
         monkeypatch.setattr(shutil, "rmtree", interrupted_once)
         raise KeyboardInterrupt
@@ -204,7 +204,7 @@ def test_an_error_at_any_step_of_the_exchange_brings_the_old_package_back(
 
         return call
 
-    with pytest.raises(SystemLimitError, match="Input/output"), staged(tmp_path / "out", overwrite=True) as folder:
+    with pytest.raises(SystemLimitError, match="Input/output"), staged(tmp_path / "out", overwrite=True) as folder:  # noqa: PT012
         (folder / CONFIG).write_text("new")
         monkeypatch.setattr(publish_module, "sync_tree", lambda _folder: None)
         monkeypatch.setattr(publish_module, "sync_folder", failing(publish_module.sync_folder))

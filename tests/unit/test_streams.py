@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from phi4mm_export.errors import PackageError
+from phi4mm_export.weights.rows import Origin
 from phi4mm_export.weights.streams import TensorSpec, dense_stream, packed_stream
 
 
@@ -30,6 +31,10 @@ class Matrix:
     @property
     def nbytes_read(self) -> int:
         return int(self.values.nbytes)
+
+    @property
+    def origin(self) -> Origin:
+        return Origin((), {})
 
     def read(self, start: int, stop: int) -> np.ndarray:
         return self.values[start:stop]
