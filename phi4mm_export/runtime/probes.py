@@ -32,9 +32,7 @@ MADE, SHAPE = "made: ", "shape: "
 class ProbedGraph:
     """One graph file whose inner values can be read."""
 
-    def __init__(
-        self, path: Path, name: str, *, provider: Provider = Provider.CPU, threads: int | None = None
-    ) -> None:
+    def __init__(self, path: Path, name: str, *, provider: Provider = Provider.CPU, threads: int | None = None) -> None:
         """Raises PackageError, naming `name`, if the file holds no ONNX graph."""
         self.model, self.name = load_graph(path, name), name
         self._folder, self._provider, self._threads = path.parent, provider, threads
