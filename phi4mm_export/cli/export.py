@@ -44,6 +44,7 @@ def command(
     original_audio_limit: options.OriginalAudioLimit = False,
     revision: options.Revision = None,
     jobs: options.Jobs = None,
+    work_dir: options.WorkDir = None,
     overwrite: Overwrite = False,
     dry_run: options.DryRun = False,
     json: JsonFlag = False,
@@ -76,6 +77,7 @@ def command(
         revision=revision,
         head=head.value if head else None,
         jobs=jobs,
+        work_dir=work_dir,
         overwrite=overwrite,
         dry_run=dry_run,
     )

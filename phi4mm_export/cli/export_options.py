@@ -42,4 +42,7 @@ ReleaseArena = Annotated[bool, Option(help="Give the encoders' memory back after
 OriginalAudioLimit = Annotated[bool, Option(help="Cut clips at 30 s, as the runtime does by default.")]
 Revision = Annotated[str | None, Option(help="Commit, branch or tag of a hub id.")]
 Jobs = Annotated[int | None, Option(min=1, help="Threads; never changes a byte.")]
+WorkDir = Annotated[
+    Path | None, Option(metavar="DIR", help="Keep finished weights here after an error, and use them again.")
+]
 DryRun = Annotated[bool, Option(help="Say what would be written, and stop.")]

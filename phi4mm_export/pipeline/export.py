@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from phi4mm_export.checkpoint.digests import InputDigests, input_files
 from phi4mm_export.checkpoint.head import HeadChoice
 from phi4mm_export.checkpoint.hub import fetch_checkpoint, resolve_model
 from phi4mm_export.checkpoint.open import Checkpoint, open_checkpoint
-from phi4mm_export.errors import PackageError, SystemLimitError, some
+from phi4mm_export.errors import PackageError, some
 from phi4mm_export.package.borrow import copy_borrowed, open_borrowed
 from phi4mm_export.package.configs import ConfigOptions, PackageConfigs, package_configs
+from phi4mm_export.package.kept import kept_data, waiting_nbytes
 from phi4mm_export.package.manifest import write_manifest
 from phi4mm_export.package.publish import check_target, staged
 from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
@@ -49,6 +49,7 @@ class ExportSettings:
     revision: str | None = None
     head: HeadChoice | None = None
     jobs: int | None = None
+    work_dir: Path | None = None
     overwrite: bool = False
     dry_run: bool = False
 
@@ -88,7 +89,8 @@ def export(
 
     adapter_named: the recipe's adapter was asked for by name, so its absence is an error. adapter_paths: PEFT folders
     that replace the built-in adapter of their role. from_package: a package from which the components that are not
-    exported, the processors and the tokenizer are taken unchanged.
+    exported, the processors and the tokenizer are taken unchanged. What a killed run had finished is used again, if
+    everything that decides its bytes is still the same; with `settings.work_dir`, also after an error.
 
     Raises CheckpointError for an unusable checkpoint or adapter, PackageError when the result would break the
     contract, UsageError and SystemLimitError as their names say. After an error nothing stands under `output`.
@@ -105,11 +107,14 @@ def export(
         configs = package_configs(checkpoint.path, checkpoint.config, _config_options(plan, how))
         if how.dry_run:
             return _report(target, plan, checkpoint, configs, ())
-        check_room(target.parent, plan.nbytes + SIDE_NBYTES + (borrowed.nbytes if borrowed else 0))
+        need = plan.nbytes + SIDE_NBYTES + (borrowed.nbytes if borrowed else 0)
+        need -= waiting_nbytes(how.work_dir, target.parent)
         read = input_files(checkpoint, beside=(*REQUIRED_FILES, *OPTIONAL_FILES), adapter_paths=adapter_paths)
-        folder = stack.enter_context(staged(target, overwrite=how.overwrite))
+        folder = stack.enter_context(staged(target, overwrite=how.overwrite, need=need, keep_left=True))
+        kept = stack.enter_context(kept_data(folder, tuple(files_of(plan)), how.work_dir, plan.nbytes))
         digests = stack.enter_context(InputDigests(read))
-        files = _write_graphs(folder, plan, how.jobs or default_jobs(), progress)
+        files = _write_graphs(folder, plan, Effort(how.jobs or default_jobs(), resume=kept.place), progress)
+        kept.deliver([file for file in files if file.name in files_of(plan)])
         if plan.recipe.lora is LoraForm.ADAPTERS and Component.DECODER in plan.recipe.components:
             files += write_adapter_files(folder, checkpoint, plan.recipe.float_type)
         if borrowed:
@@ -141,17 +146,6 @@ def default_jobs() -> int:
     return max(1, min(MAX_JOBS, os.cpu_count() or 1))
 
 
-def check_room(folder: Path, need: int) -> None:
-    """Raise SystemLimitError when the file system of `folder` has less than `need` bytes free, naming both."""
-    free = shutil.disk_usage(folder).free
-    if free < need:
-        raise SystemLimitError(
-            f"the package needs {need:,} bytes, the disk has {free:,} free",
-            where=str(folder),
-            fix="free some, or choose a target on another disk",
-        )
-
-
 def check_staged(folder: Path, provider: Provider) -> None:
     """Judge the finished folder before it is published.
 
@@ -167,7 +161,7 @@ def check_staged(folder: Path, provider: Provider) -> None:
         )
 
 
-def _write_graphs(folder: Path, plan: ExportPlan, jobs: int, progress: Progress | None) -> list[WrittenFile]:
+def _write_graphs(folder: Path, plan: ExportPlan, effort: Effort, progress: Progress | None) -> list[WrittenFile]:
     done, total = 0, plan.nbytes
 
     def count(nbytes: int) -> None:
@@ -181,7 +175,7 @@ def _write_graphs(folder: Path, plan: ExportPlan, jobs: int, progress: Progress 
     for graph in plan.graphs:
         shared = {name: in_decoder[there] for name, there in graph.borrowed.items()}
         written = write_graph(
-            graph.built.model, graph.streams, folder, graph.file_name, shared=shared, effort=Effort(jobs), on_bytes=count
+            graph.built.model, graph.streams, folder, graph.file_name, shared=shared, effort=effort, on_bytes=count
         )
         if graph.built.component is Component.DECODER:
             in_decoder = written.placed

@@ -17,8 +17,9 @@ from phi4mm_export.package.manifest_read import read_manifest
 from phi4mm_export.package.publish import staged
 from phi4mm_export.package.publish_model import staged_model
 from phi4mm_export.package.replace_graph import copy_files, plan_copy
+from phi4mm_export.package.room import check_room
 from phi4mm_export.package.write import WrittenFile, hashed
-from phi4mm_export.pipeline.export import SIDE_NBYTES, check_room
+from phi4mm_export.pipeline.export import SIDE_NBYTES
 from phi4mm_export.pipeline.quantize_checks import check_graph, check_package
 from phi4mm_export.pipeline.quantize_gate import GateReport
 from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress, run_job

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from phi4mm_export.checkpoint.synth import plan_checkpoint, write_checkpoint
 from phi4mm_export.checkpoint.synth_settings import Size, SynthSettings, WeightStyle, settings_of
-from phi4mm_export.errors import SystemLimitError, UsageError
+from phi4mm_export.errors import UsageError
 from phi4mm_export.package.publish import staged
 from phi4mm_export.spec.model import Layout
 
@@ -67,8 +66,8 @@ def synth(
         if progress is not None:
             progress(done, plan.nbytes)
 
-    with staged(out, overwrite=overwrite, markers=(MARKER,)) as folder:
-        _check_room(folder, plan.nbytes + SIDE_BYTES)
+    need = plan.nbytes + SIDE_BYTES
+    with staged(out, overwrite=overwrite, markers=(MARKER,), need=need, what="the checkpoint") as folder:
         files = write_checkpoint(plan, folder, count)
         nbytes = sum((folder / name).stat().st_size for name in files)
     return SynthReport(out, size, layout, seed, weights, chosen, files, plan.num_tensors, plan.nbytes, nbytes)
@@ -90,13 +89,3 @@ def _is_checkpoint(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and config.get("model_type") in MODEL_TYPES
-
-
-def _check_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise SystemLimitError(
-            f"the checkpoint needs {needed:,} bytes of disk, found {free:,} free",
-            where=str(folder),
-            fix="free some, choose another disk, or a smaller --size",
-        )

@@ -129,7 +129,7 @@ def test_a_disk_without_room_exits_6_before_anything_is_written(
     result = _run(tmp_path / "ckpt", "--size", "full")
 
     assert result.exit_code == 6
-    assert "needs 11,165,697,984 bytes of disk, found 1,000 free" in result.stderr
+    assert "needs 11,165,697,984 bytes, the disk has 1,000 free" in result.stderr
     assert _names(tmp_path) == []
 
 

@@ -170,7 +170,7 @@ def test_a_finished_file_is_only_hashed(tmp_path: Path, shard: ShardFile, plain:
     assert calls == []
 
 
-def test_a_stream_that_does_not_say_what_it_is_made_from_is_never_resumed(tmp_path: Path) -> None:
+def test_a_stream_that_does_not_say_what_it_is_made_from_is_never_resumed() -> None:
     unknown = Stream((TensorSpec("w0", ir.DataType.FLOAT, (1, 1)),), 1, 1, lambda _a, _b: (VALUES[0],), 0)
     with pytest.raises(ValueError, match="w0 does not say"), Identities([unknown]) as identities:
         assert identities.plan
