@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from phi4mm_export.cli import render
+from phi4mm_export.cli import interrupts, render
 from phi4mm_export.errors import ExitCode, Phi4mmError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -84,11 +83,6 @@ def _leave(err: BaseException, code: ExitCode) -> None:
     raise typer.Exit(int(code))
 
 
-def _interrupt(signum: int, frame: object) -> None:
-    del signum, frame
-    raise KeyboardInterrupt
-
-
 app = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
@@ -111,5 +105,5 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def main() -> None:
     """Entry point of the `phi4mm` script: SIGTERM is treated like Ctrl-C (exit 130)."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts.install()
     sys.exit(app())
