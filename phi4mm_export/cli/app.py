@@ -22,7 +22,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quantize": ("quantize", "Quantize a graph to 4 or 8 bits, calibrated and judged."),
     "config": ("config", "Write the configuration files for graphs that already stand in a folder."),
     "validate": ("validate", "Judge a package: contract, config, kernels, parity."),
+    "verify": ("verify", "Hold a package against its manifest, a lock file and a signature."),
     "run": ("run", "Generate text from a prompt, images and audio with ONNX Runtime GenAI."),
+    "evaluate": ("evaluate", "Measure how much of the float model a package keeps."),
     "inspect": ("inspect", "Say what a checkpoint or a package is."),
     "synth": ("synth", "Write a synthetic checkpoint in the real layout."),
 }

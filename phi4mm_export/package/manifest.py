@@ -46,7 +46,9 @@ Size = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(max_length=1024)]
 
 
-class _Plain(BaseModel):
+class Plain(BaseModel):
+    """Text from outside: strict kinds, no unknown key, immutable."""
+
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
@@ -62,7 +64,7 @@ class Reproducibility(StrEnum):
     SAME_MACHINE = "same-machine"
 
 
-class InputEntry(_Plain):
+class InputEntry(Plain):
     """A file that was read: its name in the checkpoint (or `adapter-ROLE/...`), size in bytes, digest."""
 
     name: Text
@@ -70,7 +72,7 @@ class InputEntry(_Plain):
     sha256: Sha256
 
 
-class FileEntry(_Plain):
+class FileEntry(Plain):
     """A file of the package; `name` is relative to it, with `/`."""
 
     name: Text
@@ -79,14 +81,14 @@ class FileEntry(_Plain):
     reproducibility: Reproducibility = Reproducibility.EXACT
 
 
-class Tool(_Plain):
+class Tool(Plain):
     """The program that wrote the package."""
 
     name: Literal["phi4mm"] = "phi4mm"
     version: Text = __version__
 
 
-class Source(_Plain):
+class Source(Plain):
     """Where the weights came from: hub id and commit, or digests alone. `package_digest` is that of a package from
     which components were taken over."""
 
@@ -96,24 +98,24 @@ class Source(_Plain):
     files: tuple[InputEntry, ...] = ()
 
 
-class AdapterEntry(_Plain):
+class AdapterEntry(Plain):
     """An adapter inside the decoder or beside it, and whether it came with the checkpoint or from a folder."""
 
     role: Role
     origin: Literal["checkpoint", "folder"]
 
 
-class Runtime(_Plain):
+class Runtime(Plain):
     """What runs the package."""
 
     provider: Text | None = None
     onnxruntime_genai: Text = f">={MIN_RUNTIME}"
 
 
-class Manifest(_Plain):
+class Manifest(Plain):
     """Everything `phi4mm.json` says. `recipe` and `source` are None for a package that another tool wrote."""
 
-    schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     tool: Tool = Tool()
     package_digest: Sha256
     recipe_digest: Sha256
