@@ -108,4 +108,7 @@ def main() -> None:
     """Entry point of the `phi4mm` script: SIGTERM is treated like Ctrl-C (exit 130)."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     interrupts.install()
-    sys.exit(app())
+    try:
+        sys.exit(app())
+    finally:
+        interrupts.ignore()

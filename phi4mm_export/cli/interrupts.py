@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 QUIET_S = 5.0
 """Signals in this time after one that was heard are taken for the same wish; later ones interrupt again."""
 
@@ -22,5 +23,11 @@ def install() -> None:
         heard = now
         raise KeyboardInterrupt
 
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, interrupt)
+    for number in SIGNALS:
+        signal.signal(number, interrupt)
+
+
+def ignore() -> None:
+    """Hear no more: the exit code is decided. Python would set the defaults again, and a late Ctrl-C end by signal."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
