@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from phi4mm_export.checks.cases import made_clips, made_images, marked, text_ids
 from phi4mm_export.pipeline.export import export
 from phi4mm_export.runtime.package import open_package
-from phi4mm_export.runtime.stepping import FourGraphs
+from phi4mm_export.runtime.stepping import AUDIO_MODE, FourGraphs
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.recipe import Precision, Recipe
@@ -64,7 +64,8 @@ def outputs(package: Path, embeds: Outputs | None, components: tuple[Component, 
         images = made_images("compare", IMAGES)
         made["vision"] = graphs.vision(*(images[k] for k in ("pixel_values", "image_attention_mask", "image_sizes")))
         clips = made_clips("compare", CLIPS)
-        made["speech"] = graphs.speech(*(clips[k] for k in ("audio_embeds", "audio_attention_mask", "audio_sizes")), 2)
+        frames, frame_mask, sizes = (clips[k] for k in ("audio_embeds", "audio_attention_mask", "audio_sizes"))
+        made["speech"] = graphs.speech(frames, frame_mask, sizes, AUDIO_MODE)
     for role in MODES:
         name = role or "none"
         ids = marked(text_ids(f"compare/{name}", PROMPT_TOKENS)[None], role)
