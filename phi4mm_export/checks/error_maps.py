@@ -17,7 +17,9 @@ GLOBAL_TOKENS = 16 * 17
 """Tokens of the global view: 16 rows of 16, each with a line end."""
 THUMBNAIL_SIDE = 160
 COLOURS = 64
-MAP_COLOUR = (208, 59, 59)
+MAP_COLOUR = (208, 40, 40)
+OPACITY_STEPS = 28
+"""Of 31 steps of a full red: the picture must show through, and few steps make a small file."""
 
 
 def thumbnail(png: bytes) -> bytes:
@@ -50,14 +52,14 @@ def patch_errors(errors: F64, arrays: Mapping[str, Array], index: int) -> F64 | 
 
 
 def error_map(errors: F64) -> bytes:
-    """A PNG of one pixel a token, the more opaque the larger the error; the largest is fully so."""
+    """A PNG of one pixel a token, from clear at the least error to red at the largest."""
     from PIL import Image
 
-    largest = float(errors.max(initial=0.0))
-    alpha = np.zeros(errors.shape) if largest == 0 else errors / largest
+    least, largest = float(errors.min(initial=np.inf)), float(errors.max(initial=0.0))
+    share = (errors - least) / (largest - least) if largest > least else np.zeros(errors.shape)
     pixels = np.zeros((*errors.shape, 4), np.uint8)
     pixels[..., :3] = MAP_COLOUR
-    pixels[..., 3] = np.rint(alpha * 31) * 8  # few steps: a small file
+    pixels[..., 3] = np.rint(share * OPACITY_STEPS) * 8
     return _png(Image.fromarray(pixels))
 
 

@@ -77,7 +77,7 @@ def find_layers(model: onnx.ModelProto) -> dict[str, Layer]:
     for node in model.graph.node:
         folder = _folder(node)
         if folder:
-            members.setdefault(folder, []).append(node)
+            members[folder] = [*members.pop(folder, []), node]  # a layer stands where its last node stands
     found: dict[str, Layer] = {}
     for folder, nodes in members.items():
         used = [weights[name] for node in nodes for name in names_read(node) if name in weights]

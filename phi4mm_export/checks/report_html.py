@@ -60,6 +60,12 @@ def _page(evaluation: Evaluation, room: Room) -> bytes:
     answers = sorted(evaluation.answers, key=lambda a: -(a.end_to_end.kl_mean or 0.0))[: room.answers]
     samples = sorted(evaluation.samples, key=_badness)[: room.samples]
     rows = [layer for part in evaluation.layers for layer in part.layers]
+    prefixes = {part.component: shared_prefix([layer.layer for layer in part.layers]) for part in evaluation.layers}
+    prefixes |= {
+        verdict.component: shared_prefix([impact.layer for impact in verdict.impacts])
+        for verdict in evaluation.blame
+        if verdict.component not in prefixes
+    }
     text = template.render(
         e=evaluation,
         style=Markup(data.joinpath("report.css").read_text("utf-8").strip()),
@@ -70,7 +76,8 @@ def _page(evaluation: Evaluation, room: Room) -> bytes:
         component_plot=Markup(charts.component_plot(_component_points(evaluation))),
         layer_plot=Markup(charts.layer_plot(rows)) if rows and room.layers else "",
         layer_legend=sorted({row.bits for row in rows}),
-        layers=[_layer_part(part, bars=room.layers) for part in evaluation.layers],
+        layers=[_layer_part(part, prefixes[part.component], bars=room.layers) for part in evaluation.layers],
+        prefixes=prefixes,
         pictures=[_picture(picture) for picture in evaluation.pictures[: room.pictures]],
         answers=answers,
         samples=samples,
@@ -104,6 +111,7 @@ def _formats(markup: Any) -> Mapping[str, Any]:
         "share": lambda value, whole: shown(whole, f"{value / whole:.0%}" if whole else NOTHING),
         "meter": lambda value: markup(charts.meter(charts.log_share(value))),
         "bar": lambda value, whole: markup(charts.meter((value or 0.0) / whole if whole else 0.0)),
+        "inner_name": inner_name,
         "breakable": lambda name: markup("/<wbr>").join(str(name).split("/")),
         "short": lambda text: _shortened(text.strip()) or "(empty)",
         "hits": _hits,
@@ -139,6 +147,19 @@ def size(nbytes: int) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} GB"
+
+
+def shared_prefix(names: Sequence[str]) -> str:
+    """The folders that all names begin with: "tower/" for "tower/layers.0/mlp", "tower/norm" and "tower" itself."""
+    longest = max(names, key=len, default="")
+    ends = [index + 1 for index, sign in enumerate(longest) if sign == "/"]
+    shared = [longest[:end] for end in ends if all(f"{name}/".startswith(longest[:end]) for name in names)]
+    return max(shared, key=len, default="")
+
+
+def inner_name(name: str, prefix: str) -> str:
+    """A layer's name without the shared folders; the folder's own last part where nothing else is left."""
+    return name[len(prefix) :] or name.rpartition(".")[2]
 
 
 def _tiles(evaluation: Evaluation) -> list[dict[str, Any]]:
@@ -185,14 +206,14 @@ def _component_points(evaluation: Evaluation) -> list[tuple[str, float, float]]:
     ]
 
 
-def _layer_part(part: ComponentLayers, *, bars: bool) -> dict[str, Any]:
+def _layer_part(part: ComponentLayers, prefix: str, *, bars: bool) -> dict[str, Any]:
     from markupsafe import Markup
 
     layers = part.layers
     worst = sorted((layer for layer in layers if layer.made), key=lambda layer: -(layer.made or 0.0))[:WORST_LAYERS]
     top = max((value for layer in layers for value in (layer.made, layer.accumulated) if value), default=0.0)
     titles = [
-        f"{layer.layer}: made {exact(layer.made)}, accumulated {exact(layer.accumulated)}; {layer.operator}, "
+        f"{inner_name(layer.layer, prefix)}: made {exact(layer.made)}, accumulated {exact(layer.accumulated)}; {layer.operator}, "
         f"{layer.bits} bits, {layer.nbytes} bytes, in float {layer.nbytes_float}"
         for layer in layers
     ]
@@ -202,8 +223,9 @@ def _layer_part(part: ComponentLayers, *, bars: bool) -> dict[str, Any]:
         "remark": part.remark or ("" if layers else "none have weights"),
         "top": top,
         "chart": Markup(charts.layer_bars(layers, titles if bars else [], top)),
-        "first": layers[0].layer if layers else "",
-        "last": layers[-1].layer if layers else "",
+        "prefix": prefix,
+        "first": inner_name(layers[0].layer, prefix) if layers else "",
+        "last": inner_name(layers[-1].layer, prefix) if layers else "",
         "worst": worst,
     }
 

@@ -21,7 +21,7 @@ from phi4mm_export.spec.json_text import json_kind, read_object
 ANLS_THRESHOLD = 0.5
 """Similarities below this count as 0 (Biten et al., Scene Text Visual Question Answering, ICCV 2019)."""
 CONTEXT = 2
-"""A doubled or dropped character counts as one only between this many equal characters on both sides."""
+"""A doubled or dropped character counts only beside this many equal characters on both sides (fewer at an end)."""
 MIN_LINE = 2
 """Shorter lines (brackets, bullets) may repeat."""
 
@@ -95,15 +95,21 @@ def doubled_and_dropped(text: str, baseline: str) -> tuple[int, int]:
     doubled = dropped = 0
     blocks = SequenceMatcher(None, baseline, text, autojunk=False).get_opcodes()
     for index, (kind, a0, a1, b0, b1) in enumerate(blocks):
-        sides = blocks[index - 1][2] - blocks[index - 1][1] if index else CONTEXT
-        after = blocks[index + 1][2] - blocks[index + 1][1] if index + 1 < len(blocks) else CONTEXT
-        if min(sides, after) < min(CONTEXT, len(baseline)):
+        if not (_is_firm(blocks, index - 1) and _is_firm(blocks, index + 1)):
             continue
         if kind == "insert" and b1 - b0 == 1 and text[b0] in (text[b0 - 1 : b0], text[b1 : b1 + 1]):
             doubled += 1
         elif kind == "delete" and a1 - a0 == 1:
             dropped += 1
     return doubled, dropped
+
+
+def _is_firm(blocks: Sequence[tuple[str, int, int, int, int]], index: int) -> bool:
+    """Whether a neighbouring block is equal text long enough to trust, or reaches an end of the texts."""
+    if not 0 <= index < len(blocks):
+        return True
+    kind, begin, end, _, _ = blocks[index]
+    return kind == "equal" and (end - begin >= CONTEXT or index in (0, len(blocks) - 1))
 
 
 def field_hit(text: str, field: str, expected: str) -> FieldHit:

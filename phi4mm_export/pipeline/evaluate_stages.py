@@ -95,6 +95,7 @@ class Stages:
         self._answers: list[Answer] = []
         self._pictures: list[Picture] = []
         self._prompt_ids: dict[str, list[int]] = {}
+        self._count = f"{len(asked.asks)} requests, {len(asked.texts)} text{'' if len(asked.texts) == 1 else 's'}"
 
     def run(self, fields: Fields, references: Mapping[str, str], *, blame: bool) -> Measured:
         """All stages."""
@@ -164,13 +165,15 @@ class Stages:
             shown = b"" if grid is None else error_map(grid)
             largest = float(own.max(initial=0.0))
             name = ask.name if len(counts) == 1 else f"{ask.name}, picture {index + 1}"
-            self._pictures.append(Picture(name, level, thumbnail(picture.png), shown, largest))
+            small = thumbnail(picture.png)
+            if all(small != other.thumbnail for other in self._pictures):
+                self._pictures.append(Picture(name, level, small, shown, largest))
         self._pictures.sort(key=lambda each: -(each.relative_l2 or 0.0))
         del self._pictures[SHOWN_PICTURES:]
 
     def _float_answers(self) -> None:
         """The float model's greedy answers, their logits, and its embeddings of all sequences."""
-        self._tell(f"answers of the float model: {len(self._asked.asks)} requests, {len(self._asked.texts)} texts")
+        self._tell(f"answers of the float model: {self._count}")
         chain = self._chain(self._floats, Component.EMBEDDING, Component.DECODER)
         for ask in self._asked.asks:
             ids, features = self._ids(ask), self._features(ask, "float")
@@ -186,7 +189,7 @@ class Stages:
 
     def _package_answers(self, fields: Fields, references: Mapping[str, str]) -> tuple[TextRow, ...]:
         """The package along the float model's answers, then its own answers, then the texts."""
-        self._tell(f"answers of the package: {len(self._asked.asks)} requests, {len(self._asked.texts)} texts")
+        self._tell(f"answers of the package: {self._count}")
         chain = self._chain(self._package, Component.EMBEDDING, Component.DECODER)
         for ask in self._asked.asks:
             self._answer(chain, ask, fields.get(ask.name), references.get(ask.name))
