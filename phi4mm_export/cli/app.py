@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("config", "Write the configuration files for graphs that already stand in a folder."),
     "validate": ("validate", "Judge a package: contract, config, kernels, parity."),
     "verify": ("verify", "Hold a package against its manifest, a lock file and a signature."),
+    "diff": ("diff", "Say what differs between two packages or graphs, down to single values."),
     "run": ("run", "Generate text from a prompt, images and audio with ONNX Runtime GenAI."),
     "evaluate": ("evaluate", "Measure how much of the float model a package keeps."),
     "inspect": ("inspect", "Say what a checkpoint or a package is."),
