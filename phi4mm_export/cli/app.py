@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Generate text from a prompt, images and audio with ONNX Runtime GenAI."),
     "evaluate": ("evaluate", "Measure how much of the float model a package keeps."),
     "inspect": ("inspect", "Say what a checkpoint or a package is."),
+    "plan": ("plan", "Say what a package weighs and what it takes to make and to run, from headers alone."),
     "synth": ("synth", "Write a synthetic checkpoint in the real layout."),
 }
 
