@@ -41,6 +41,7 @@ def float_package(
     path = Path(against).expanduser()
     if (path / CONFIG_FILE).is_file():
         floats = open_package(path)
+        _refuse_another_model(package, floats)
         return floats, "package", _form_notes(package, floats)
     if path.is_file():
         raise UsageError(
@@ -88,6 +89,21 @@ def preprocessing_differences(package: RunPackage, floats: RunPackage) -> tuple[
         if all(file.is_file() for file in both) and both[0].read_bytes() != both[1].read_bytes():
             found.append(f"differs as preprocessing: {name} of the two packages has different bytes")
     return tuple(found)
+
+
+def _refuse_another_model(package: RunPackage, floats: RunPackage) -> None:
+    both = package, floats
+    for what, sizes in (
+        ("hidden size", [each.hidden_size for each in both]),
+        ("vocabulary", [each.model.get("vocab_size") for each in both]),
+    ):
+        if sizes[0] != sizes[1]:
+            shown = " against ".join(f"{size:,}" if isinstance(size, int) else repr(size) for size in sizes)
+            raise UsageError(
+                f"the packages hold different models: a {what} of {shown}",
+                where=f"--against {floats.path}",
+                fix="compare a package with the float form of its own model",
+            )
 
 
 def _stated_recipe(package: RunPackage) -> dict[str, Any]:

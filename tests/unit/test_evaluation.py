@@ -68,7 +68,9 @@ def test_what_could_not_be_measured_does_not_pass() -> None:
     gate = judged(broken, max_rel_l2=100.0).gates[0]
     assert (gate.passed, gate.figure) == (False, None)
     assert "shape [1, 2]" in gate.where
-    unmeasured = replace(result, modes=(replace(result.modes[0], end_to_end=TokenFigures(0, None, None, None, fault="NaN")),))
+    unmeasured = replace(
+        result, modes=(replace(result.modes[0], end_to_end=TokenFigures(0, None, None, None, fault="NaN")),)
+    )
     assert not judged(unmeasured, max_kl=100.0).ok
 
 
