@@ -1,0 +1,185 @@
+"""Say what an export will write and what the package takes to make and to run, from headers alone.
+
+MODEL is a checkpoint folder, a folder with config.json alone, a hub id, or a package.
+
+Example: phi4mm plan microsoft/Phi-4-multimodal-instruct --precision int4 --ram 8GiB --prompt-tokens 3344 --crops 5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phi4mm_export.cli import export_options as options
+from phi4mm_export.cli import render
+from phi4mm_export.cli.choices import adapter_paths, adapter_role, provider_of
+from phi4mm_export.cli.options import JsonFlag
+from phi4mm_export.spec.contract import PackageLayout
+from phi4mm_export.spec.recipe import LoraForm, Precision
+from phi4mm_export.spec.sizes import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from phi4mm_export.pipeline.plan import PlanReport
+    from phi4mm_export.pipeline.plan_fit import Candidate
+
+Option = typer.Option
+Size = Annotated[str | None, Option(metavar="SIZE", help="Memory to judge against, for example 12GiB.")]
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, package folder, or hub id.")],
+    max_length: options.MaxLength = None,
+    ep: Annotated[str | None, Option(help="Provider: cpu or cuda; of a package, the one it names.")] = None,
+    vram: Size = None,
+    ram: Size = None,
+    prompt_tokens: Annotated[int, Option(min=1, help="Tokens of the prompt, placeholders included.")] = 3344,
+    crops: Annotated[int, Option(min=0, help="Crops of all images, each image's global one included.")] = 5,
+    seconds: Annotated[float, Option(min=0, help="Seconds of audio.")] = 30.0,
+    precision: options.DecoderPrecision = Precision.INT8,
+    encoder_precision: options.EncoderWeights = None,
+    embedding_precision: options.TableWeights = None,
+    lora_precision: options.LoraWeights = None,
+    block_size: options.BlockSize = None,
+    accuracy_level: options.AccuracyLevel = None,
+    lora: options.Form = LoraForm.GATED,
+    adapter: options.Adapter = None,
+    adapter_path: options.AdapterPath = None,
+    layout: options.FileLayout = PackageLayout.FLAT,
+    full_logits: options.FullLogits = False,
+    revision: options.Revision = None,
+    jobs: options.Jobs = None,
+    fit: Annotated[str | None, Option(metavar="SIZE", help="Search the recipes that run in this memory.")] = None,
+    errors: Annotated[
+        Path | None, Option(metavar="FILE", help="JSON: error by recipe (int4, or int4/int8/fp16/gated), for --fit.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    from phi4mm_export.pipeline.plan import PlanSettings, plan
+    from phi4mm_export.pipeline.plan_memory import Workload
+    from phi4mm_export.spec.recipe import Recipe
+
+    settings = PlanSettings(
+        workload=Workload(prompt_tokens, crops, seconds),
+        max_length=max_length,
+        provider=provider_of(ep) if ep else None,
+        vram=parse_bytes(vram, where="--vram") if vram else None,
+        ram=parse_bytes(ram, where="--ram") if ram else None,
+        revision=revision,
+        jobs=jobs,
+    )
+    provider = provider_of(ep or "cpu")
+    paths = adapter_paths(adapter_path, adapter)
+    if fit is not None:
+        from phi4mm_export.pipeline.plan_fit import fit as search
+
+        found = search(
+            model,
+            parse_bytes(fit, where="--fit"),
+            provider=provider,
+            adapter_paths=paths,
+            errors=_errors(errors),
+            settings=settings,
+        )
+        if json:
+            render.document([{"label": one.label, **asdict(one)} for one in found])
+        else:
+            _show(_fit_lines(found, fit))
+        return
+    recipe = Recipe.resolve(
+        provider=provider,
+        precision=precision,
+        encoder_precision=Precision(encoder_precision) if encoder_precision else None,
+        embedding_precision=embedding_precision,
+        lora_precision=lora_precision,
+        block_size=block_size,
+        accuracy_level=accuracy_level,
+        lora=lora,
+        adapter=adapter_role(adapter),
+        layout=layout,
+        full_logits=full_logits,
+    )
+    report = plan(model, recipe=recipe, adapter_named=adapter is not None, adapter_paths=paths, settings=settings)
+    for line in report.warnings:
+        render.warning(line)
+    if json:
+        render.document(as_json(report))
+    else:
+        _show(_lines(report))
+
+
+def as_json(report: PlanReport) -> dict[str, Any]:
+    """The plan as plain values in a fixed order."""
+    return {
+        "kind": report.kind,
+        "name": report.name,
+        "bytes": report.nbytes,
+        **{key: value for key, value in asdict(report).items() if key not in ("kind", "name")},
+    }
+
+
+def _errors(path: Path | None) -> dict[str, float]:
+    if path is None:
+        return {}
+    from phi4mm_export.errors import UsageError
+    from phi4mm_export.spec.json_text import read_object
+
+    raw = read_object(path, error=UsageError)
+    wrong = [key for key, value in raw.items() if isinstance(value, bool) or not isinstance(value, int | float)]
+    if wrong:
+        raise UsageError(f"expected a number for {wrong[0]}", where=str(path), fix='write for example {"int4": 0.08}')
+    return {key: float(value) for key, value in raw.items()}
+
+
+def _show(lines: Iterator[str]) -> None:
+    for line in lines:
+        render.text(line)
+
+
+def _lines(report: PlanReport) -> Iterator[str]:
+    run = report.run
+    yield f"{report.kind} {report.name}: {format_bytes(report.nbytes)} in {len(report.files)} files"
+    for file in report.files:
+        yield f"  {file.nbytes:>15,}  {file.name}"
+    if report.export is not None:
+        yield (
+            f"export: reads {format_bytes(report.export.nbytes_read)}, takes {format_bytes(report.export.disk_peak)} "
+            f"of disk and {format_bytes(report.export.memory_peak)} of memory"
+        )
+    yield "weights at run time:"
+    for part in report.weights:
+        held = part.device or part.anonymous
+        yield f"  {part.component}: {format_bytes(held)} held, {format_bytes(part.mapped)} mapped"
+    yield f"cache: {run.kv_per_token:,} B per token, {format_bytes(run.kv)} for max_length {run.max_length:,}"
+    used, other = (run.logits_full, run.logits_last) if run.full_logits else (run.logits_last, run.logits_full)
+    names = ("every position", "the last only") if run.full_logits else ("the last only", "every position")
+    yield f"logits of {names[0]}: {used:,} B; of {names[1]} ({run.prompt_tokens:,} tokens): {other:,} B"
+    yield f"prompt of {run.prompt_tokens:,} tokens: {format_bytes(run.prompt)} of activations"
+    if run.scores:
+        reserved = format_bytes(run.scores_reserved)
+        yield f"  of it {format_bytes(run.scores)} attention scores, which reserve {reserved} of address space"
+    yield f"vision, {run.crops} crops: {format_bytes(run.vision)} of activations"
+    yield f"speech, {run.seconds:g} s: {format_bytes(run.speech)} of activations"
+    where = "device memory" if run.device_peak else "resident memory"
+    yield f"{where} at its peak: text {format_bytes(run.peak_text)}, with images {format_bytes(run.peak_image)},"
+    yield f"  with audio {format_bytes(run.peak_audio)}, both in one process {format_bytes(run.peak_both_kept)},"
+    yield f"  both with --release-arena {format_bytes(run.peak_both_released)}"
+    yield f"memory while the model loads: {format_bytes(run.load_peak)}"
+    for verdict in report.verdicts:
+        word = "enough" if verdict.fits else "too little"
+        yield (
+            f"{verdict.kind} {format_bytes(verdict.budget)}: {word}, {format_bytes(verdict.needed)} needed; "
+            f"the largest max_length that fits is {verdict.largest_max_length:,}"
+        )
+
+
+def _fit_lines(found: tuple[Candidate, ...], budget: str) -> Iterator[str]:
+    yield f"{len(found)} recipes run in {budget}; * is on the frontier of size, context and accuracy"
+    yield "  decoder/table/encoders/adapters        data files    max_length   error"
+    for one in found:
+        mark = "*" if one.on_frontier else " "
+        error = "" if one.error is None else f"{one.error:.4g}"
+        yield f"{mark} {one.label:<34} {format_bytes(one.data_nbytes):>12} {one.max_length:>12,}   {error}".rstrip()

@@ -1,0 +1,242 @@
+"""`phi4mm plan`: what a package will weigh and what it takes to make and to run it, before a byte is written.
+
+Reads headers only: of a checkpoint's shards (or its config.json alone), or of a package's graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phi4mm_export.checkpoint.open import Checkpoint
+from phi4mm_export.package.footprint import (
+    GraphWeights,
+    audio_dims,
+    decoder_dims,
+    graph_weights,
+    has_full_logits,
+    vision_dims,
+)
+from phi4mm_export.package.manifest import recipe_json
+from phi4mm_export.pipeline.export import default_jobs
+from phi4mm_export.pipeline.export_plan import ExportPlan, files_of, plan_export
+from phi4mm_export.pipeline.plan_memory import ExportMemory, RunDims, RunMemory, Workload, export_memory, run_memory
+from phi4mm_export.pipeline.plan_source import open_for_plan, read_package
+from phi4mm_export.spec.contract import Component, Provider
+from phi4mm_export.spec.footprint import DecoderDims
+from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.phi4mm_config import checked_max_length
+from phi4mm_export.spec.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What a plan is made for.
+
+    max_length: None takes the package's own, or the context length. vram, ram: bytes that the device and the host
+    have for this process, None where nothing is to be judged. provider: of a package, None takes the one it names.
+    """
+
+    workload: Workload = field(default_factory=Workload)
+    max_length: int | None = None
+    provider: Provider | None = None
+    vram: int | None = None
+    ram: int | None = None
+    revision: str | None = None
+    jobs: int | None = None
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """One file of the package, relative to its folder, and its bytes."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a budget holds a request of this size, and the largest max_length that does (0: none)."""
+
+    kind: str
+    budget: int
+    needed: int
+    fits: bool
+    largest_max_length: int
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """The whole plan. `export` is None for a package; sizes in bytes."""
+
+    kind: str
+    name: str
+    recipe: dict[str, Any] | None
+    files: tuple[PlannedFile, ...]
+    weights: tuple[GraphWeights, ...]
+    export: ExportMemory | None
+    run: RunMemory
+    verdicts: tuple[Verdict, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.nbytes for file in self.files)
+
+
+def plan(
+    path: str | Path,
+    *,
+    recipe: Recipe | None = None,
+    adapter_named: bool = False,
+    adapter_paths: Mapping[Role, Path] | None = None,
+    settings: PlanSettings | None = None,
+) -> PlanReport:
+    """Plan the export of a checkpoint (folder, folder with config.json alone, or hub id), or the running of a package.
+
+    recipe, adapter_named, adapter_paths: as for `export`; a package has its recipe behind it, so they are left unread.
+    Raises UsageError for a path that is neither, CheckpointError and PackageError for what cannot be read.
+    """
+    how = settings or PlanSettings()
+    package = read_package(path, how.provider)
+    if package is not None:
+        dims = RunDims(
+            decoder_dims(package.config, package.graphs[Component.DECODER]),
+            vision_dims(package.graphs[Component.VISION]),
+            audio_dims(package.graphs[Component.SPEECH]),
+            package.float_type,
+            package.provider,
+            full_logits=has_full_logits(package.graphs[Component.DECODER]),
+            arena_released=package.arena_released,
+        )
+        weights = [graph_weights(component, model, package.provider) for component, model in package.graphs.items()]
+        length = _length(how.max_length or package.max_length, dims.decoder)
+        files = tuple(PlannedFile(name, nbytes) for name, nbytes in package.files.items())
+        return _report("package", package.name, None, files, weights, None, dims, length, how, ())
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_for_plan(path, adapter_paths or {}, how.revision))
+        chosen = plan_export(opened.checkpoint, recipe or Recipe.resolve(), adapter_named=adapter_named)
+        return _of_export(opened.checkpoint, opened.name, chosen, opened.side_files, opened.warnings, how)
+
+
+def _of_export(
+    checkpoint: Checkpoint,
+    name: str,
+    chosen: ExportPlan,
+    side_files: Mapping[str, int],
+    warnings: tuple[str, ...],
+    how: PlanSettings,
+) -> PlanReport:
+    recipe = chosen.recipe
+    weights = [
+        graph_weights(graph.built.component, graph.built.model, recipe.provider)
+        for graph in chosen.graphs
+    ]  # fmt: skip
+    dims = run_dims(checkpoint, recipe)
+    length = checked_max_length(checkpoint.config, how.max_length) if how.max_length else dims.decoder.context_length
+    files = [PlannedFile(file, nbytes) for file, nbytes in files_of(chosen).items()]
+    files += [PlannedFile(graph.file_name, graph_nbytes(graph.built.model)) for graph in chosen.graphs]
+    files += [PlannedFile(file, nbytes) for file, nbytes in side_files.items()]
+    jobs = how.jobs or default_jobs()
+    return _report(
+        "checkpoint", name, recipe_json(recipe, chosen.baked), tuple(files), weights,
+        export_memory(chosen, sum(file.nbytes for file in files), jobs), dims, length, how,
+        (*checkpoint.warnings, *chosen.warnings, *warnings),
+    )  # fmt: skip
+
+
+def run_dims(checkpoint: Checkpoint, recipe: Recipe) -> RunDims:
+    """The sizes that decide memory at run time, of a checkpoint exported by a recipe."""
+    return RunDims(
+        DecoderDims.of(checkpoint.config),
+        checkpoint.config.vision,
+        checkpoint.config.audio,
+        recipe.float_type,
+        recipe.provider,
+        full_logits=recipe.full_logits,
+        arena_released=False,
+    )
+
+
+def graph_nbytes(model: Any) -> int:
+    """Bytes of the graph file: what the model serializes to now, and a reference to external data per empty weight."""
+    import onnx_ir as ir
+
+    proto = ir.to_proto(_with_references(model))
+    return int(proto.ByteSize())
+
+
+def _with_references(model: Any) -> Any:
+    """The model with its empty weights referring to a data file, as `write_graph` leaves them; changes the model."""
+    import onnx_ir as ir
+
+    from phi4mm_export.package.footprint import value_nbytes
+
+    at = 0
+    for name, value in model.graph.initializers.items():
+        if value.const_value is None:
+            nbytes = value_nbytes(value)
+            value.const_value = ir.ExternalTensor(
+                "phi-4-mm-text.onnx.data", at, nbytes, value.dtype, shape=value.shape, name=name
+            )
+            at += nbytes
+    return model
+
+
+def _length(wish: int, dims: DecoderDims) -> int:
+    return min(wish, dims.context_length)
+
+
+def _report(
+    kind: str,
+    name: str,
+    recipe: dict[str, Any] | None,
+    files: tuple[PlannedFile, ...],
+    weights: Iterable[GraphWeights],
+    export: ExportMemory | None,
+    dims: RunDims,
+    max_length: int,
+    how: PlanSettings,
+    warnings: tuple[str, ...],
+) -> PlanReport:
+    listed = tuple(weights)
+    run = run_memory(listed, dims, how.workload, max_length)
+    verdicts = []
+    for label, budget, on_device in (("vram", how.vram, True), ("ram", how.ram, False)):
+        if budget is not None:
+            verdicts.append(_verdict(label, budget, listed, dims, how.workload, max_length, on_device=on_device))
+    return PlanReport(kind, name, recipe, files, listed, export, run, tuple(verdicts), warnings)
+
+
+def _verdict(
+    kind: str,
+    budget: int,
+    weights: tuple[GraphWeights, ...],
+    dims: RunDims,
+    workload: Workload,
+    max_length: int,
+    *,
+    on_device: bool,
+) -> Verdict:
+    """Judge a budget by the peak of a request with both media, and find the length that it would hold."""
+
+    def need(length: int) -> int:
+        run = run_memory(weights, dims, workload, length)
+        return run.device_peak if on_device else run.peak
+
+    most = largest_length(budget, need, dims.decoder.context_length)
+    needed = need(max_length)
+    return Verdict(kind, budget, needed, needed <= budget, most)
+
+
+def largest_length(budget: int, need: Any, context: int) -> int:
+    """The largest length up to `context` whose need is within the budget; 0 if not one token is. `need` grows."""
+    low, high = 0, context
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if need(middle) <= budget else (low, middle - 1)
+    return low

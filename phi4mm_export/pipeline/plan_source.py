@@ -1,0 +1,147 @@
+"""What a plan reads: a checkpoint's headers, its config.json alone, or a package's graphs without their data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from phi4mm_export.checkpoint.documents import read_object
+from phi4mm_export.checkpoint.hub import resolve_model
+from phi4mm_export.checkpoint.open import Checkpoint, open_checkpoint
+from phi4mm_export.checkpoint.stand_in import WEIGHTS_FILE, header_bytes, write_stand_in
+from phi4mm_export.errors import PackageError
+from phi4mm_export.package.graph_io import load_graph
+from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
+from phi4mm_export.spec.config_json import CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE, parse_config
+from phi4mm_export.spec.contract import FILE_NAMES, Component, FloatType, PackageLayout, Provider
+from phi4mm_export.spec.genai import CONFIG_FILE as GENAI_FILE
+from phi4mm_export.spec.inventory import stored_inventory
+from phi4mm_export.spec.json_text import read_object as read_json
+from phi4mm_export.spec.model import Role
+
+CONFIG_NBYTES = 16 << 10
+"""genai_config.json, the processor files and phi4mm.json together."""
+SMALL_FILES = (CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE)
+
+
+@dataclass(frozen=True)
+class OpenedForPlan:
+    """A checkpoint whose weights are never read, its name, and the small files that its package will have."""
+
+    checkpoint: Checkpoint
+    name: str
+    side_files: Mapping[str, int]
+    warnings: tuple[str, ...]
+
+
+@contextmanager
+def open_for_plan(
+    path: str | Path, adapter_paths: Mapping[Role, Path], revision: str | None
+) -> Iterator[OpenedForPlan]:
+    """A checkpoint folder, a folder with config.json alone (weights as it implies are assumed), or a hub id.
+
+    Raises UsageError for anything else, CheckpointError as `open_checkpoint`.
+    """
+    found = resolve_model(str(path))
+    if isinstance(found, str):
+        from phi4mm_export.checkpoint.remote import open_remote
+
+        with open_remote(found, revision=revision, adapter_paths=adapter_paths) as checkpoint:
+            yield OpenedForPlan(checkpoint, found, _side_files(checkpoint.path), ())
+        return
+    folder = found
+    if any(folder.glob("*.safetensors*")) or not (folder / CONFIG_FILE).exists():
+        with open_checkpoint(folder, adapter_paths=adapter_paths) as checkpoint:
+            yield OpenedForPlan(checkpoint, folder.resolve().name, _side_files(folder), ())
+        return
+    with tempfile.TemporaryDirectory(prefix="phi4mm-plan-") as temporary:
+        stand_in = Path(temporary)
+        remark = _imagine(folder, stand_in)
+        with open_checkpoint(stand_in, adapter_paths=adapter_paths) as checkpoint:
+            yield OpenedForPlan(checkpoint, folder.resolve().name, _side_files(folder), (remark,))
+
+
+def _imagine(folder: Path, stand_in: Path) -> str:
+    """A checkpoint without weights, of the tensors that config.json implies; returns what the user should know."""
+    raw = read_object(folder / CONFIG_FILE, CONFIG_FILE)
+    config = parse_config(raw, {}, preprocessor=None, generation=None)
+    shapes = stored_inventory(config)
+    write_stand_in(stand_in / WEIGHTS_FILE, *header_bytes(shapes))
+    for name in SMALL_FILES:
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, stand_in / name)
+    known = ", ".join(sorted(config.lora)) or "none"
+    return f"no weights here: bfloat16 tensors of the sizes in {CONFIG_FILE} are assumed, adapters: {known}"
+
+
+def _side_files(folder: Path) -> dict[str, int]:
+    """The tokenizer's files, which are copied, and the configuration files together."""
+    names = sorted({*REQUIRED_FILES, *OPTIONAL_FILES})
+    sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
+    return sizes | {"configuration files": CONFIG_NBYTES}
+
+
+@dataclass(frozen=True)
+class PackageHeads:
+    """A package's config and graphs; no data file was opened."""
+
+    name: str
+    config: Mapping[str, Any]
+    graphs: Mapping[Component, ir.Model]
+    files: Mapping[str, int]
+    float_type: FloatType
+    provider: Provider
+    max_length: int
+    arena_released: bool
+
+
+def read_package(path: str | Path, provider: Provider | None) -> PackageHeads | None:
+    """The package at `path`; None where there is no genai_config.json. Raises PackageError for a broken one."""
+    folder = Path(path).expanduser()
+    if not (folder / GENAI_FILE).is_file():
+        return None
+    config = read_json(folder / GENAI_FILE, error=PackageError)
+    graphs = {component: _graph(folder, config, component) for component in Component}
+    files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    model = config["model"]
+    options = model["decoder"].get("session_options", {}).get("provider_options", [])
+    stated = Provider.CUDA if "cuda" in json.dumps(options).lower() else Provider.CPU
+    shrinks = [json.dumps(model.get(role.value, {}).get("run_options", {})) for role in Role]
+    return PackageHeads(
+        folder.resolve().name,
+        config,
+        graphs,
+        files,
+        _cache_type(graphs[Component.DECODER]),
+        provider or stated,
+        int(config.get("search", {}).get("max_length", model["context_length"])),
+        all("enable_memory_arena_shrinkage" in text for text in shrinks),
+    )
+
+
+def _graph(folder: Path, config: Mapping[str, Any], component: Component) -> ir.Model:
+    section = config.get("model", {}).get(component.value)
+    stated = section.get("filename") if isinstance(section, dict) else None
+    name = str(stated or FILE_NAMES[PackageLayout.FLAT][component])
+    if not (folder / name).is_file():
+        raise PackageError(
+            f"a plan needs all four graphs, {name} is missing", where=GENAI_FILE, fix="put the file back"
+        )
+    model: ir.Model = ir.from_proto(load_graph(folder / name, where=name))
+    return model
+
+
+def _cache_type(decoder: ir.Model) -> FloatType:
+    """The element type of the key-value cache; float32 where the decoder shows none."""
+    for value in decoder.graph.inputs:
+        if value.name and value.name.endswith(".key") and value.dtype is ir.DataType.FLOAT16:
+            return FloatType.FLOAT16
+    return FloatType.FLOAT32

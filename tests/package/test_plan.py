@@ -1,0 +1,185 @@
+"""`phi4mm plan`: sizes to the byte, memory from named terms, all from headers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.full_size import write_full_size
+from typer.testing import CliRunner, Result
+
+from phi4mm_export.cli.app import app
+from phi4mm_export.errors import PackageError, UsageError
+from phi4mm_export.pipeline.plan import PlanReport, PlanSettings, plan
+from phi4mm_export.pipeline.plan_fit import fit
+from phi4mm_export.pipeline.plan_memory import Workload
+from phi4mm_export.spec.contract import Provider
+from phi4mm_export.spec.model import Layout
+from phi4mm_export.spec.recipe import LoraForm, Precision, Recipe
+
+GB, MIB = 10**9, 1 << 20
+BuildOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.fixture(scope="module")
+def full_size(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real model's headers, no weights."""
+    return write_full_size(tmp_path_factory.mktemp("full") / "model")
+
+
+@pytest.fixture(scope="module")
+def published(full_size: Path) -> PlanReport:
+    """The published build: INT8 decoder with the vision adapter beside it, float16 elsewhere, for CUDA."""
+    recipe = Recipe.resolve(provider=Provider.CUDA, lora=LoraForm.BRANCH)
+    return plan(full_size, recipe=recipe, settings=PlanSettings(workload=Workload(3344, 5, 30.0)))
+
+
+@pytest.fixture(scope="module")
+def default(full_size: Path) -> PlanReport:
+    """The default export of the real model's sizes, on two threads."""
+    return plan(full_size, settings=PlanSettings(jobs=2))
+
+
+def _run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["plan", *map(str, words)])
+
+
+def test_the_published_build_has_seven_and_a_half_gigabytes_of_weights(published: PlanReport) -> None:
+    assert sum(part.stored for part in published.weights) == pytest.approx(7.4 * GB, rel=0.03)
+
+
+def test_its_cache_takes_seventeen_gigabytes_at_the_full_context(published: PlanReport) -> None:
+    assert published.run.kv_per_token == 131_072
+    assert published.run.kv == 131_072 * 131_072 == pytest.approx(17 * GB, rel=0.02)
+
+
+def test_last_token_logits_remove_the_allocation_of_a_long_prompt(published: PlanReport) -> None:
+    assert published.run.logits_full == 1_338_028_032
+    assert published.run.logits_last == 1_338_028_032 // 3344
+    assert not published.run.full_logits
+
+
+def test_full_logits_count_in_the_peak(tiny_checkpoint: Path) -> None:
+    recipes = [Recipe.resolve(provider=Provider.CUDA, full_logits=on) for on in (False, True)]
+    last, full = (plan(tiny_checkpoint, recipe=recipe).run for recipe in recipes)
+    assert full.full_logits
+    assert full.device_peak - last.device_peak == pytest.approx(3343 * 200064 * 2, rel=1e-4)
+
+
+def test_the_largest_length_that_a_device_holds_is_found_and_fits(tiny_checkpoint: Path) -> None:
+    recipe, budget = Recipe.resolve(provider=Provider.CUDA), 180 * MIB
+    verdict = plan(tiny_checkpoint, recipe=recipe, settings=PlanSettings(vram=budget)).verdicts[0]
+    assert not verdict.fits
+    longest = verdict.largest_max_length
+    settings = [PlanSettings(max_length=length) for length in (longest, longest + 1)]
+    held, over = (plan(tiny_checkpoint, recipe=recipe, settings=one).run.device_peak for one in settings)
+    assert held <= budget < over
+
+
+def test_files_and_sizes_are_those_that_an_export_writes(tiny_checkpoint: Path, gated_package: Path) -> None:
+    planned = {file.name: file.nbytes for file in plan(tiny_checkpoint).files}
+    written = {path.name: path.stat().st_size for path in gated_package.iterdir()}
+    for name, nbytes in written.items():
+        if name in planned:
+            assert planned[name] == pytest.approx(nbytes, rel=0.01), name
+        if name.endswith((".data", "tokenizer.json")):
+            assert planned[name] == nbytes
+    assert sum(planned.values()) == pytest.approx(sum(written.values()), rel=0.01)
+
+
+def test_a_package_gives_the_same_run_time_figures_as_its_checkpoint(
+    tiny_checkpoint: Path, gated_package: Path
+) -> None:
+    from_checkpoint, from_package = plan(tiny_checkpoint), plan(gated_package)
+    assert (from_package.kind, from_package.export, from_package.recipe) == ("package", None, None)
+    assert from_package.run.kv == from_checkpoint.run.kv
+    assert from_package.run.prompt == from_checkpoint.run.prompt
+    assert from_package.run.vision == from_checkpoint.run.vision
+    assert from_package.run.peak == pytest.approx(from_checkpoint.run.peak, rel=0.01)
+
+
+def test_config_json_alone_gives_the_same_plan_as_all_headers(default: PlanReport, tmp_path: Path) -> None:
+    alone = plan(write_full_size(tmp_path / "config-only", weights=False))
+    assert {f.name: f.nbytes for f in alone.files} == {f.name: f.nbytes for f in default.files}
+    assert "no weights here" in alone.warnings[-1]
+
+
+def test_both_layouts_of_the_real_model_plan_the_same_files(default: PlanReport, tmp_path: Path) -> None:
+    native = plan(write_full_size(tmp_path / "native", layout=Layout.NATIVE))
+    data = {f.name: f.nbytes for f in native.files if f.name.endswith(".data")}
+    assert data == {f.name: f.nbytes for f in default.files if f.name.endswith(".data")}
+
+
+def test_the_arena_of_the_encoders_counts_once_when_it_is_released(tiny_checkpoint: Path) -> None:
+    run = plan(tiny_checkpoint, settings=PlanSettings(max_length=4096)).run
+    assert run.peak_both_kept - run.peak_text == run.vision + run.speech
+    assert run.peak_both_released == run.peak_text - run.prompt + max(run.prompt, run.vision, run.speech)
+    assert run.peak_both_released < run.peak_both_kept
+
+
+def test_export_memory_does_not_grow_with_the_model(default: PlanReport) -> None:
+    assert default.export is not None
+    assert default.export.memory_peak < 500 * MIB
+    assert default.export.disk_peak == default.nbytes
+
+
+def test_a_search_lists_only_recipes_that_run_and_marks_the_frontier(tiny_checkpoint: Path) -> None:
+    settings = PlanSettings(workload=Workload(64, 2, 1.0))
+    everything = fit(tiny_checkpoint, 64 << 30, settings=settings)
+    assert [c.data_nbytes for c in everything] == sorted(c.data_nbytes for c in everything)
+    best = min(everything, key=lambda c: c.data_nbytes)
+    assert best.on_frontier
+    assert best.precision == Precision.INT4
+    dominated = [c for c in everything if c.precision == "int8" and c.embedding_precision == "int4"]
+    assert dominated
+    assert fit(tiny_checkpoint, 100 << 20, settings=settings) == ()
+
+
+def test_error_figures_replace_bits_as_the_measure_of_accuracy(tiny_checkpoint: Path) -> None:
+    settings = PlanSettings(workload=Workload(64, 2, 1.0))
+    found = fit(tiny_checkpoint, 64 << 30, settings=settings, errors={"int4": 0.001, "int8": 0.01})
+    kept = {c.precision for c in found if c.on_frontier and c.error is not None}
+    assert kept == {"int4"}
+
+
+def test_text_and_json_say_the_same(tiny_checkpoint: Path) -> None:
+    text = _run(tiny_checkpoint, "--max-length", "4096", "--ram", "8GiB", "--prompt-tokens", "100").stdout
+    document = json.loads(
+        _run(tiny_checkpoint, "--max-length", "4096", "--ram", "8GiB", "--prompt-tokens", "100", "--json").stdout
+    )
+    assert f"{document['run']['kv_per_token']:,} B per token" in text
+    assert document["bytes"] == sum(file["nbytes"] for file in document["files"])
+    assert "the largest max_length that fits is" in text
+    assert document["verdicts"][0]["kind"] == "ram"
+
+
+def test_fit_on_the_command_line_prints_the_frontier(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "errors.json").write_text('{"int4": 0.25}')
+    options = ("--fit", "4GiB", "--prompt-tokens", "16", "--crops", "0", "--seconds", "0")
+    result = _run(tiny_checkpoint, *options, "--errors", tmp_path / "errors.json")
+    assert result.exit_code == 0, result.stderr
+    assert "* int4/int4/fp16/merged" in result.stdout
+    assert "0.25" in result.stdout
+    assert json.loads(_run(tiny_checkpoint, *options, "--json").stdout)[0]["label"].startswith("int4/")
+
+
+def test_an_error_figure_that_is_no_number_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "errors.json").write_text('{"int4": "low"}')
+    result = _run(tiny_checkpoint, "--fit", "4GiB", "--errors", tmp_path / "errors.json")
+    assert result.exit_code == 2
+    assert "expected a number for int4" in result.stderr
+
+
+def test_a_length_beyond_the_context_is_refused(tiny_checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="max_length"):
+        plan(tiny_checkpoint, settings=PlanSettings(max_length=131_073))
+
+
+def test_a_package_without_a_graph_is_refused_by_name(gated_package: Path, tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    for name in ("genai_config.json", "phi-4-mm-text.onnx"):
+        (tmp_path / "p" / name).write_bytes((gated_package / name).read_bytes())
+    with pytest.raises(PackageError, match=r"phi-4-mm-vision\.onnx is missing"):
+        plan(tmp_path / "p")
