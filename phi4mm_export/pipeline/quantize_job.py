@@ -7,10 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from phi4mm_export.errors import QualityError
 from phi4mm_export.pipeline.quantize_gate import GateReport, Reference, judge, split
 from phi4mm_export.quant.engine import QuantProgress, quantize_graph
-from phi4mm_export.quant.settings import Method, QuantResult, QuantSettings
+from phi4mm_export.quant.graph import read_graph
+from phi4mm_export.quant.rewrite import write_quantized
+from phi4mm_export.quant.settings import LayerReport, Method, QuantResult, QuantSettings
+from phi4mm_export.quant.sites import find_sites
 from phi4mm_export.runtime.calibration_samples import Samples, subset
 
 
@@ -89,15 +94,32 @@ def by_content(samples: Samples) -> list[int]:
 
 def _final(job: Job) -> QuantResult:
     """The graph that is published, calibrated on all samples in the order of their content."""
+    if job.settings.method is Method.NONE:
+        return _unchanged(job)
     ordered = None if job.samples is None else subset(job.samples, by_content(job.samples))
     result = _engine(job, job.target, ordered, "quantizing", keep_statistics=True)
-    if job.settings.method is not Method.NONE and all(layer.method_used == "kept" for layer in result.layers):
+    if all(layer.method_used == "kept" for layer in result.layers):
         raise QualityError(
             "nothing was quantized: no MatMul or Gemm with a constant float weight was left to work on",
             where=job.source.name,
             fix="check --include and --exclude; a graph that holds integers already has to be exported in float first",
         )
     return result
+
+
+def _unchanged(job: Job) -> QuantResult:
+    """The graph with its data beside it and every weight as it was."""
+    graph = read_graph(job.source)
+    sites, left = find_sites(graph, job.settings)
+    files = write_quantized(graph, [], {}, {}, job.target, accuracy_level=0)
+    weights = [(s.label, s.weight, s.K, s.N, s.K * s.N * np.dtype(s.float_type).itemsize) for s in sites]
+    weights += [(item.label, item.weight, item.K, item.N, item.nbytes) for item in left]
+    layers = tuple(
+        LayerReport(label, weight, k, n, 0, 0, "kept", "", 0.0, None, None, 0.0, nbytes)
+        for label, weight, k, n, nbytes in weights
+    )
+    nbytes = sum(layer.nbytes for layer in layers)
+    return QuantResult(layers, files, nbytes, nbytes, 0)
 
 
 def _rounded(job: Job) -> Path:
