@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm_export.quant.graph import Graph, graph_of
+from phi4mm_export.quant.graph import Graph, graph_of, names_read, set_nodes
 from phi4mm_export.quant.sites import ONNX_DOMAINS, Site
 
 if TYPE_CHECKING:
@@ -41,21 +41,22 @@ class Bias:
     result: str
 
 
-def give_biases(graph: Graph, sites: Sequence[Site]) -> tuple[Graph, Mapping[str, Bias]]:
+def give_biases(graph: Graph, sites: Sequence[Site], *, all_sites: bool = True) -> tuple[Graph, Mapping[str, Bias]]:
     """A copy of the graph in which every site has a bias constant of its own, and those constants by site label.
 
-    Sites in bodies of If nodes get none: what runs only sometimes must not shift the mean of what runs always. Nor do
-    Gemms whose C is computed or is a matrix. Indices of nodes may differ in the copy.
+    Sites in bodies of If nodes get none: what runs only sometimes must not shift the mean of what runs always.
+    all_sites: without it only Gemms that have a C get one. Indices of nodes may differ in the copy.
     """
     import onnx
 
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     nodes: list[onnx.NodeProto] = list(model.graph.node)
+    constants = dict(graph.constants)
     biases: dict[str, Bias] = {}
     inserted: dict[int, onnx.NodeProto] = {}
     for site in sites:
-        if site.branch:
+        if site.branch or not (all_sites or site.addend):
             continue
         node, name = nodes[site.main], site.label + SUFFIX
         adding = _following_add(graph, site)
@@ -65,10 +66,7 @@ def give_biases(graph: Graph, sites: Sequence[Site]) -> tuple[Graph, Mapping[str
             nodes[index].input[operand] = name
             biases[site.label] = Bias(name, BiasPlace.ADD, nodes[index].output[0])
         elif node.op_type == "Gemm":
-            own = _gemm_addend(graph, site)
-            if own is None:
-                continue
-            values = own
+            values = _gemm_addend(graph, site)
             _set_addend(node, name)
             biases[site.label] = Bias(name, BiasPlace.GEMM, site.output)
         else:
@@ -76,12 +74,18 @@ def give_biases(graph: Graph, sites: Sequence[Site]) -> tuple[Graph, Mapping[str
             node.output[0] = f"{name}.product"
             inserted[site.main] = onnx.helper.make_node("Add", [node.output[0], name], [site.output])
             biases[site.label] = Bias(name, BiasPlace.OWN, site.output)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(values), name))
-    ordered = [n for i, node in enumerate(nodes) for n in ((node, inserted[i]) if i in inserted else (node,))]
-    copies = [type(node).FromString(node.SerializeToString()) for node in ordered]
-    del model.graph.node[:]
-    model.graph.node.extend(copies)
-    return graph_of(graph.path, model), biases
+        constants[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(values), name)
+    set_nodes(
+        model.graph, [n for i, node in enumerate(nodes) for n in ((node, inserted[i]) if i in inserted else (node,))]
+    )
+    return graph_of(graph.path, model, _used(constants, model.graph)), biases
+
+
+def _used(constants: Mapping[str, onnx.TensorProto], graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Without the vectors that nothing reads any more."""
+    read = {value.name for value in graph.output}.union(*(names_read(node) for node in graph.node))
+    overridable = {value.name for value in graph.input}
+    return {name: tensor for name, tensor in constants.items() if name in read or name in overridable}
 
 
 def _following_add(graph: Graph, site: Site) -> tuple[int, int] | None:
@@ -99,15 +103,10 @@ def _following_add(graph: Graph, site: Site) -> tuple[int, int] | None:
     return (users[0], operand) if len(tensor.dims) == 1 else None
 
 
-def _gemm_addend(graph: Graph, site: Site) -> NDArray[Any] | None:
-    """beta * C as a vector [N]; None where C is computed or is no vector."""
+def _gemm_addend(graph: Graph, site: Site) -> NDArray[Any]:
+    """beta * C as a vector [N]."""
     if not site.addend or site.beta == 0:
         return np.zeros(site.N, site.float_type)
-    tensor = graph.constants.get(site.addend)
-    if tensor is None or math.prod(tensor.dims) not in (1, site.N):
-        return None
-    if len(tensor.dims) > 1 and tensor.dims[-1] != site.N:
-        return None
     values = graph.constant(site.addend).reshape(-1).astype(np.float32) * np.float32(site.beta)
     return np.broadcast_to(values, site.N).astype(site.float_type)
 

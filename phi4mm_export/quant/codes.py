@@ -29,12 +29,12 @@ class Grid:
     @property
     def half(self) -> int:
         """The zero point of symmetric codes."""
-        return 2 ** (self.bits - 1)
+        return 1 << (self.bits - 1)
 
     @property
     def top(self) -> int:
         """The largest code."""
-        return int(2**self.bits) - 1
+        return (1 << self.bits) - 1
 
     def stored(self, scales: F64) -> F64:
         """Scales as the file will hold them."""

@@ -11,6 +11,7 @@ Sources: GPTQ (arXiv 2210.17323); its equivalence with this form, QuIP (arXiv 23
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,9 +53,11 @@ class Solver:
     order: NDArray[np.int64]
     v: F64
 
-    def quantize(self, weight: F64) -> Codes:
+    def quantize(self, weight: F64, *, jobs: int = 1) -> Codes:
         """weight [K, N] in natural order -> codes in natural order."""
-        parts = [self._columns(weight[:, at : at + COLUMNS]) for at in range(0, weight.shape[1], COLUMNS)]
+        starts = range(0, weight.shape[1], COLUMNS)
+        with ThreadPoolExecutor(jobs) as pool:
+            parts = list(pool.map(lambda at: self._columns(weight[:, at : at + COLUMNS]), starts))
         codes, scales, zeros = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
         return Codes(self.grid, codes, scales.astype(self.grid.scale_type), None if self.grid.symmetric else zeros)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 class Graph:
     """The main graph of a model file; its subgraphs are read through their nodes.
 
-    constants: initializers and the values of Constant nodes of the main graph that no caller can override.
+    path: its folder is where external data lie. model: without the main graph's initializers. constants: these, by
+    name in file order; values of big Constant nodes are among them. overridable: constants a caller may replace.
+    consumers: value name -> indices of the main nodes that read it, subgraphs included.
     """
 
     path: Path
-    """Its folder is where external data lie."""
     model: onnx.ModelProto
     constants: Mapping[str, onnx.TensorProto]
+    overridable: frozenset[str]
     consumers: Mapping[str, tuple[int, ...]] = field(repr=False)
-    """Value name -> indices of the main nodes that read it, subgraphs included."""
 
     @property
     def nodes(self) -> list[onnx.NodeProto]:
@@ -39,8 +40,7 @@ class Graph:
     @property
     def inputs(self) -> tuple[str, ...]:
         """What a caller must feed."""
-        given = {tensor.name for tensor in self.model.graph.initializer}
-        return tuple(value.name for value in self.model.graph.input if value.name not in given)
+        return tuple(value.name for value in self.model.graph.input if value.name not in self.constants)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -77,36 +77,42 @@ def read_graph(path: Path) -> Graph:
     Raises CheckpointError for a file that holds no ONNX graph.
     """
     model = load_graph(path, where=str(path), error=CheckpointError)
-    _hoist_constants(model.graph)
-    return graph_of(path, model)
+    constants = _take_constants(model.graph)
+    return graph_of(path, model, constants)
 
 
-def graph_of(path: Path, model: onnx.ModelProto) -> Graph:
-    """A parsed model with its lookups; `path` is where its external data lie."""
-    overridable = {value.name for value in model.graph.input}
-    constants = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name not in overridable}
+def graph_of(path: Path, model: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]) -> Graph:
+    """A parsed model and its constants, with their lookups."""
+    given = {value.name for value in model.graph.input}
     users: dict[str, list[int]] = {}
     for index, node in enumerate(model.graph.node):
         for name in sorted(names_read(node)):
             users.setdefault(name, []).append(index)
-    return Graph(path, model, constants, {name: tuple(found) for name, found in users.items()})
+    consumers = {name: tuple(found) for name, found in users.items()}
+    return Graph(path, model, constants, frozenset(given.intersection(constants)), consumers)
 
 
-def _hoist_constants(graph: onnx.GraphProto) -> None:
-    """Constant nodes with a tensor become initializers: the same value in the place where weights are looked for."""
+def _take_constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Move initializers and the tensors of Constant nodes out of a graph; no bytes are copied twice."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    del graph.initializer[:]
     kept = []
     for node in graph.node:
         tensor = next((a.t for a in node.attribute if a.name == "value"), None) if node.op_type == "Constant" else None
-        if tensor is None or node.domain not in ("", "ai.onnx"):
+        if tensor is None or node.domain not in ("", "ai.onnx") or node.output[0] in {o.name for o in graph.output}:
             kept.append(node)
             continue
-        added = graph.initializer.add()
-        added.CopyFrom(tensor)
-        added.name = node.output[0]
-    if len(kept) < len(graph.node):
-        copies = [type(node).FromString(node.SerializeToString()) for node in kept]
-        del graph.node[:]
-        graph.node.extend(copies)
+        tensor.name = node.output[0]
+        constants[tensor.name] = tensor
+    set_nodes(graph, kept)
+    return constants
+
+
+def set_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Make these the nodes of a graph."""
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

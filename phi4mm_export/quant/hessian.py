@@ -1,6 +1,6 @@
 """Second moments of a product's inputs, over all calibration tokens.
 
-Products of one sample are float32 sums over its tokens; sums over samples are float64 in sample order.
+Products of 256 tokens are float32; their sums are float64, in sample order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ def moments(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], channels: int, *
     mean, mean_exact = sum_x / total, sum_exact / total
     hessian = gram.total() - np.multiply.outer(sum_x, mean)
     moved = None if same else drift.total() - np.multiply.outer(sum_x, mean_exact - mean)
-    return Moments(total, mean_exact, mean, hessian, moved)
+    return Moments(total, mean_exact, mean, _narrow(hessian), None if moved is None else _narrow(moved))
+
+
+def _narrow(values: F64) -> F64:
+    """Rounded to float32, as `statistics` stores it."""
+    return values.astype(np.float32).astype(np.float64)
 
 
 class _Sum:

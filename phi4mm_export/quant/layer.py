@@ -18,7 +18,8 @@ from phi4mm_export.quant.arithmetic import (
     solve_upper_transposed,
     upper_factor,
 )
-from phi4mm_export.quant.codes import Codes, Grid
+from phi4mm_export.quant.codes import Grid
+from phi4mm_export.quant.finished import Outcome, Solved
 from phi4mm_export.quant.gptq import Solver, channel_order
 from phi4mm_export.quant.hessian import Moments
 from phi4mm_export.quant.rtn import round_to_nearest
@@ -26,24 +27,11 @@ from phi4mm_export.quant.settings import Method, QuantSettings
 from phi4mm_export.weights.exact import F32, F64
 
 MAX_DAMP = 1.0
+SHRINK = 0.0
 TARGET_SHARE = 0.25
 """Share of the drift between the streams that the weights make up for; more of it fits the calibration set only."""
 MIN_TOKENS_PER_CHANNEL = 2
 """Below this the drift is noise, and no share of it is used."""
-
-
-@dataclass(frozen=True)
-class Solved:
-    """A quantized weight. bias: what to add to the product, float64 [N]."""
-
-    codes: Codes
-    bias: F64
-    method: Method
-    reason: str
-    damp: float
-    error_before: float | None
-    error_after: float | None
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -87,7 +75,8 @@ def _factor(seen: Moments, block_size: int, settings: QuantSettings, math: Arith
     diagonal = np.diagonal(seen.hessian)
     mean = float(np.add.reduce(diagonal)) / len(diagonal)
     order = channel_order(diagonal, block_size, settings.order)
-    ordered = seen.hessian[np.ix_(order, order)]
+    ordered = seen.hessian[np.ix_(order, order)] * (1 - SHRINK)
+    ordered[np.diag_indices(len(ordered))] += diagonal[order] * SHRINK
     damp = settings.damp
     while damp <= MAX_DAMP:
         damped = ordered.copy()
@@ -104,14 +93,15 @@ def _calibrated(
 ) -> Solved:
     wide = weight.astype(np.float64)
     target = _target(wide, seen, factor, math)
-    codes = Solver(grid, math, factor.order, factor.v).quantize(target)
+    codes = Solver(grid, math, factor.order, factor.v).quantize(target, jobs=settings.jobs)
     values = codes.values()
     bias = seen.mean_exact @ wide - seen.mean @ values if settings.bias_correction else np.zeros(wide.shape[1])
     before = _relative(wide, round_to_nearest(weight, grid).values(), seen)
     after = _relative(wide, values, seen)
     dead = int(np.count_nonzero(np.diagonal(seen.hessian) <= 0))
     reason = f"{dead} of {len(wide)} input channels never vary" if dead else ""
-    return Solved(codes, bias, Method.GPTQ, reason, factor.damp, before, after, perf_counter() - started)
+    seconds = perf_counter() - started
+    return Solved(codes, Outcome(grid, bias, Method.GPTQ, reason, factor.damp, before, after, seconds))
 
 
 def _target(weight: F64, seen: Moments, factor: _Factor, math: Arithmetic) -> F64:
@@ -141,4 +131,4 @@ def _nearest(weight: F32, grid: Grid, seen: Moments | None, reason: str) -> Solv
     codes = round_to_nearest(weight, grid)
     error = _relative(weight.astype(np.float64), codes.values(), seen) if seen is not None else None
     zero = np.zeros(weight.shape[1])
-    return Solved(codes, zero, Method.RTN, reason, 0.0, error, error, perf_counter() - started)
+    return Solved(codes, Outcome(grid, zero, Method.RTN, reason, 0.0, error, error, perf_counter() - started))

@@ -15,7 +15,7 @@ from phi4mm_export.graphs.fused import DOMAIN, DOMAIN_VERSION
 from phi4mm_export.package.write import DataFile, WrittenFile, write_file
 from phi4mm_export.quant.bias import Bias, BiasPlace
 from phi4mm_export.quant.codes import Codes, Grid
-from phi4mm_export.quant.graph import Graph, subgraphs
+from phi4mm_export.quant.graph import Graph, set_nodes, subgraphs
 from phi4mm_export.quant.sites import Site
 from phi4mm_export.spec.contract import data_file_name
 from phi4mm_export.weights.packing import pack
@@ -60,21 +60,19 @@ def write_quantized(
         bias = biases.get(replacement.site.label)
         _replace(model.graph, replacement, bias, accuracy_level)
     _settle(model.graph, replacements, biases)
-    tensors = [tensor for tensor in model.graph.initializer if tensor.name not in gone]
+    tensors = [tensor for tensor in graph.constants.values() if tensor.name not in gone]
     data_name = data_file_name(target.name)
     entries: list[onnx.TensorProto] = []
     with (target.parent / data_name).open("xb", buffering=0) as raw:
         out = DataFile(raw, data_name, lambda _count: None)
         for tensor in tensors:
-            if tensor.name in constants:
-                tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(constants[tensor.name]), tensor.name)
-                entries.append(_placed(out, tensor, lambda t=tensor: onnx.numpy_helper.to_array(t)))
-            else:
-                entries.append(_placed(out, tensor, lambda t=tensor: graph.constant(t.name)))
+            changed = constants.get(tensor.name)
+            if changed is not None:
+                tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(changed), tensor.name)
+            entries.append(_placed(out, graph, tensor, changed))
         for replacement in replacements:
             entries += _write_codes(out, replacement)
         files = [out.finished(data_name)]
-    del model.graph.initializer[:]
     model.graph.initializer.extend(entries)
     if all(entry.domain != DOMAIN for entry in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION))
@@ -82,7 +80,7 @@ def write_quantized(
     return tuple(files)
 
 
-def _placed(out: DataFile, tensor: onnx.TensorProto, read: Callable[[], NDArray[Any]]) -> onnx.TensorProto:
+def _placed(out: DataFile, graph: Graph, tensor: onnx.TensorProto, values: NDArray[Any] | None) -> onnx.TensorProto:
     """The tensor, its bytes in the data file unless they are few or of a kind that must stay inside."""
     import onnx
     from onnx import external_data_helper
@@ -92,7 +90,7 @@ def _placed(out: DataFile, tensor: onnx.TensorProto, read: Callable[[], NDArray[
     if strings or (inside and tensor.ByteSize() <= INLINE_NBYTES):
         return onnx.TensorProto.FromString(tensor.SerializeToString())
     spec = TensorSpec(tensor.name, ir.DataType(tensor.data_type), tuple(tensor.dims))
-    return _external(out, spec, read())
+    return _external(out, spec, graph.constant(tensor.name) if values is None else values)
 
 
 def _external(out: DataFile, spec: TensorSpec, values: NDArray[Any]) -> onnx.TensorProto:
@@ -133,7 +131,7 @@ def packed_zeros(codes: Codes) -> NDArray[np.uint8]:
     """MatMulNBits' input zero_points: uint8 [N, ceil(blocks * bits / 8)], each row padded to whole bytes."""
     assert codes.zeros is not None
     zeros = np.ascontiguousarray(codes.zeros.T)
-    if codes.grid.bits == 8:  # noqa: PLR2004
+    if codes.grid.bits == 8:
         return zeros
     if zeros.shape[1] % 2:
         zeros = np.concatenate([zeros, np.zeros((len(zeros), 1), np.uint8)], axis=1)
@@ -185,9 +183,8 @@ def _settle(graph: onnx.GraphProto, replacements: Sequence[Replacement], biases:
         if index in flipped:
             site = flipped[index]
             nodes.append(onnx.helper.make_node("Transpose", [site.input], [_flipped(site)], perm=[1, 0]))
-        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
-    del graph.node[:]
-    graph.node.extend(nodes)
+        nodes.append(node)
+    set_nodes(graph, nodes)
 
 
 def _flipped(site: Site) -> str:

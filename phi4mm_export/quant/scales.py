@@ -36,20 +36,17 @@ def choose(target: F64, corner: F64, grid: Grid, math: Arithmetic) -> tuple[F64,
 
 def _candidates(target: F64, grid: Grid) -> list[tuple[F64, F64]]:
     high, low = np.maximum.reduce(target, axis=0), np.minimum.reduce(target, axis=0)
-    if not grid.symmetric:
-        spans = [(low * share, high * share) for share in SHRINK]
-        steps = [(np.maximum(top, 0) - np.minimum(bottom, 0)) / grid.top for bottom, top in spans]
-        return [
-            (
-                step,
-                np.clip(
-                    np.rint(np.divide(-np.minimum(bottom, 0), step, out=np.zeros_like(step), where=step > 0)),
-                    0,
-                    grid.top,
-                ),
-            )
-            for step, (bottom, _) in zip(steps, spans, strict=True)
-        ]
-    peak = np.where(high >= -low, high, low)
-    middle = np.full_like(peak, float(grid.half))
-    return [(sign * share * peak / grid.half, middle) for share in SHRINK for sign in (-1.0, 1.0)]
+    if grid.symmetric:
+        peak: F64 = np.asarray(np.where(high >= -low, high, low), np.float64) / grid.half
+        middle: F64 = np.full_like(peak, float(grid.half))
+        return [(sign * share * peak, middle) for share in SHRINK for sign in (-1.0, 1.0)]
+    high, low = np.maximum(high, 0.0), np.minimum(low, 0.0)
+    return [_range(low * share, high * share, grid) for share in SHRINK]
+
+
+def _range(low: F64, high: F64, grid: Grid) -> tuple[F64, F64]:
+    """Step and zero point of the codes 0 .. top over low .. high."""
+    step = (high - low) / grid.top
+    origin = np.divide(-low, step, out=np.zeros_like(step), where=step > 0)
+    zero: F64 = np.clip(np.rint(origin), 0.0, float(grid.top))
+    return step, zero

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -87,8 +88,10 @@ def find_sites(graph: Graph, settings: QuantSettings) -> tuple[tuple[Site, ...],
             label = f"{label}#{labels[label]}"
         site = _site(label, main, branch, position, node, tensor)
         reason = (
-            "stands in a nested body" if nested else _refusal(site, node, tensor, uses[node.input[1]])
-        ) or _not_wanted(label, node, settings)
+            ("stands in a nested body" if nested else _refusal(graph, site, node, tensor, uses[node.input[1]]))
+            or ("is an input a caller may replace" if tensor.name in graph.overridable else "")
+            or _not_wanted(label, node, settings)
+        )
         if site is None or reason:
             dims = list(tensor.dims)
             nbytes = int(np.prod(dims, dtype=np.int64)) * _itemsize(tensor)
@@ -148,7 +151,7 @@ def _site(
     )
 
 
-def _refusal(site: Site | None, node: onnx.NodeProto, tensor: onnx.TensorProto, uses: int) -> str:
+def _refusal(graph: Graph, site: Site | None, node: onnx.NodeProto, tensor: onnx.TensorProto, uses: int) -> str:
     import onnx
 
     if site is None:
@@ -159,13 +162,22 @@ def _refusal(site: Site | None, node: onnx.NodeProto, tensor: onnx.TensorProto, 
         return f"is used in {uses} places"
     if 0 in tensor.dims:
         return "is empty"
-    if site.branch and site.flip_input:
-        return "its node transposes the input"
+    if site.branch and (site.flip_input or site.addend):
+        return "its node does more than multiply"
+    if site.addend and site.beta and not _is_vector(graph.constants.get(site.addend), site.N):
+        return "its Gemm adds more than a constant vector"
     if node.op_type == "FusedMatMul":
         number = {a.name: a.i for a in node.attribute if a.name.startswith("trans")}
         if number.get("transA") or number.get("transBatchA") or number.get("transBatchB"):
             return "its node transposes the input"
     return ""
+
+
+def _is_vector(tensor: onnx.TensorProto | None, width: int) -> bool:
+    """One value or one per output, as a row."""
+    if tensor is None or math.prod(tensor.dims) not in (1, width):
+        return False
+    return math.prod(tensor.dims) == 1 or int(tensor.dims[-1]) == width
 
 
 def _not_wanted(label: str, node: onnx.NodeProto, settings: QuantSettings) -> str:

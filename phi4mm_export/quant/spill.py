@@ -1,4 +1,4 @@
-"""Arrays between two pieces of a graph: a few in memory, the rest in files, so that memory does not grow with samples."""
+"""Arrays between two pieces of a graph: a few in memory, the rest in files: memory does not grow with samples."""
 
 from __future__ import annotations
 

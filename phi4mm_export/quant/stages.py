@@ -70,18 +70,27 @@ def _ancestors(graph: Graph, producer: Mapping[str, int], wanted: set[str], done
 class Streams:
     """Runs the pieces of a plan over all samples and keeps what later pieces need.
 
-    weights: constants of the quantized stream that differ from the graph's; filled by the caller between stages.
+    weights: how to read the constants of the quantized stream that differ from the graph's; filled by the caller
+    between stages. keep_inputs: the samples are needed again afterwards.
     """
 
     def __init__(
-        self, graph: Graph, stages: Sequence[Stage], spill: Spill, samples: Sequence[int], *, jobs: int, twofold: bool
+        self,
+        graph: Graph,
+        stages: Sequence[Stage],
+        spill: Spill,
+        samples: Sequence[int],
+        *,
+        jobs: int,
+        twofold: bool,
+        keep_inputs: bool = False,
     ) -> None:
         self.graph, self.spill, self.samples, self.jobs, self.twofold = graph, spill, samples, jobs, twofold
-        self.weights: dict[str, NDArray[Any]] = {}
+        self.weights: dict[str, Callable[[], NDArray[Any]]] = {}
         self._stages = stages
         self._tainted = _tainted(graph, stages)
         self._last_use = _last_use(graph, stages, self._tainted)
-        self._live: set[str] = set(graph.inputs)
+        self._live: set[str] = set() if keep_inputs else set(graph.inputs)
 
     def advance(self, number: int) -> None:
         """Compute the values that stage `number` captures, drop what nothing needs any more."""
@@ -135,7 +144,7 @@ class Streams:
 
     def _weights(self, piece: Piece, stream: str) -> dict[str, NDArray[Any]]:
         changed = self.weights if stream == QUANTIZED else {}
-        return {name: changed[name] if name in changed else self.graph.constant(name) for name in piece.weights}
+        return {name: changed[name]() if name in changed else self.graph.constant(name) for name in piece.weights}
 
     def _feeds(self, piece: Piece, stream: str, index: int) -> dict[str, NDArray[Any]]:
         return {name: self._value(stream, index, name) for name in piece.inputs}
