@@ -157,7 +157,10 @@ def _streams(job: Job, stages: Sequence[Stage], samples: Samples | None) -> Stre
     if samples is None:
         return None
     settings = job.settings
-    return Streams(job.graph, stages, samples.spill, samples.order, jobs=settings.jobs, twofold=settings.sequential)
+    biases = frozenset(bias.name for bias in job.biases.values())
+    return Streams(
+        job.graph, stages, samples.spill, samples.order, jobs=settings.jobs, twofold=settings.sequential, biases=biases
+    )
 
 
 def _decide(

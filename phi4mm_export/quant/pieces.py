@@ -6,7 +6,6 @@ weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,20 +21,23 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, NDArray[Any]]
 INLINE_NBYTES = 1 << 10
-"""Constants that are no matrices or vectors of floats stay inside a piece up to this size; all others are fed."""
+"""Constants up to this size stay inside a piece (operators may want to know shapes, axes, scales); others are fed."""
 CAPTURED = "phi4mm.captured"
 """Output of an If node through which a value of one of its bodies is read."""
 
 
 class Piece:
-    """Some nodes of a graph. `inputs`: what must be fed, in order; `weights`: large constants among them."""
+    """Some nodes of a graph. `inputs`: what must be fed; `weights`: constants to be fed, large ones and `variable`."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> None:
+    def __init__(
+        self, graph: Graph, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], variable: frozenset[str]
+    ) -> None:
         self.outputs = tuple(outputs)
         made = {name for node in nodes for name in node.output}
         read = set[str]().union(*(names_read(node) for node in nodes), outputs) - made
-        self._small = [name for name in sorted(read) if name in graph.constants and is_inline(graph, name)]
-        self.weights = tuple(n for n in sorted(read) if n in graph.constants and not is_inline(graph, n))
+        fed = {name for name in read if name in variable or not is_small(graph, name)}
+        self._small = [name for name in sorted(read - fed) if name in graph.constants]
+        self.weights = tuple(name for name in sorted(fed) if name in graph.constants)
         self.inputs = tuple(sorted(name for name in read if name not in graph.constants))
         self._graph, self._nodes = graph, list(nodes)
         self._session: Any = None
@@ -80,16 +82,14 @@ class Piece:
         return bytes(model.SerializeToString())
 
 
-def is_inline(graph: Graph, name: str) -> bool:
-    """Whether a constant stands inside a piece: shapes, axes and scalars do, since operators may want to know them."""
-    import onnx
+def is_small(graph: Graph, name: str) -> bool:
+    """Whether a constant may stand inside a piece."""
     from onnx import external_data_helper
 
-    tensor = graph.constants[name]
-    scalar = math.prod(tensor.dims) <= 1
-    number = tensor.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-    small = tensor.ByteSize() <= INLINE_NBYTES and not external_data_helper.uses_external_data(tensor)
-    return small and (scalar or number)
+    tensor = graph.constants.get(name)
+    if tensor is None:
+        return False
+    return tensor.ByteSize() <= INLINE_NBYTES and not external_data_helper.uses_external_data(tensor)
 
 
 def capturing(node: onnx.NodeProto, branch: str, value: str, element: int) -> onnx.NodeProto:

@@ -71,7 +71,7 @@ class Streams:
     """Runs the pieces of a plan over all samples and keeps what later pieces need.
 
     weights: how to read the constants of the quantized stream that differ from the graph's; filled by the caller
-    between stages. keep_inputs: the samples are needed again afterwards.
+    between stages. keep_inputs: the samples are needed again afterwards. biases: constants that will change.
     """
 
     def __init__(
@@ -84,10 +84,12 @@ class Streams:
         jobs: int,
         twofold: bool,
         keep_inputs: bool = False,
+        biases: frozenset[str] = frozenset(),
     ) -> None:
         self.graph, self.spill, self.samples, self.jobs, self.twofold = graph, spill, samples, jobs, twofold
         self.weights: dict[str, Callable[[], NDArray[Any]]] = {}
         self._stages = stages
+        self._variable = biases.union(site.weight for stage in stages for site in stage.sites)
         self._tainted = _tainted(graph, stages)
         self._last_use = _last_use(graph, stages, self._tainted)
         self._live: set[str] = set() if keep_inputs else set(graph.inputs)
@@ -101,7 +103,7 @@ class Streams:
             made = {name for i in chosen for name in nodes[i].output if name}
             keep = sorted(name for name in made if self._last_use.get(name, -1) > now)
             if keep:
-                piece = Piece(self.graph, [nodes[i] for i in chosen], keep)
+                piece = Piece(self.graph, [nodes[i] for i in chosen], keep, self._variable)
                 for stream in (FLOAT, QUANTIZED) if tainted and self.twofold else (FLOAT,):
                     self._run(piece, stream)
                 self._live.update(keep)
@@ -117,7 +119,8 @@ class Streams:
                 yield exact, self._value(QUANTIZED, index, stage.captures) if self.twofold else exact
             return
         node = self.graph.nodes[head.main]
-        piece = Piece(self.graph, [capturing(node, head.branch, stage.captures, _element(head))], [CAPTURED])
+        reading = capturing(node, head.branch, stage.captures, _element(head))
+        piece = Piece(self.graph, [reading], [CAPTURED], self._variable)
         both = [self._weights(piece, stream) for stream in ((FLOAT, QUANTIZED) if self.twofold else (FLOAT,))]
         for index in self.samples:
             got = [
