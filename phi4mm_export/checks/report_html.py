@@ -213,8 +213,8 @@ def _layer_part(part: ComponentLayers, prefix: str, *, bars: bool) -> dict[str, 
     worst = sorted((layer for layer in layers if layer.made), key=lambda layer: -(layer.made or 0.0))[:WORST_LAYERS]
     top = max((value for layer in layers for value in (layer.made, layer.accumulated) if value), default=0.0)
     titles = [
-        f"{inner_name(layer.layer, prefix)}: made {exact(layer.made)}, accumulated {exact(layer.accumulated)}; {layer.operator}, "
-        f"{layer.bits} bits, {layer.nbytes} bytes, in float {layer.nbytes_float}"
+        f"{inner_name(layer.layer, prefix)}: made {exact(layer.made)}, accumulated {exact(layer.accumulated)}; "
+        f"{layer.operator}, {layer.bits} bits, {layer.nbytes} bytes, in float {layer.nbytes_float}"
         for layer in layers
     ]
     return {

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.media_files import write_picture, write_sound
-from support.planted import copy_package, spoil
 from support.packages import edit_json
+from support.planted import copy_package, spoil
 
 from phi4mm_export.checks.evaluation import Evaluation
 from phi4mm_export.errors import QualityError, UsageError

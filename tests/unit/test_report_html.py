@@ -65,7 +65,7 @@ def numbers(value: Any) -> set[float]:
     return set().union(*map(numbers, value)) if isinstance(value, list) else set()
 
 
-def test_the_same_evaluation_gives_the_same_bytes(full: Evaluation, page: bytes) -> None:
+def test_the_same_evaluation_gives_the_same_bytes(page: bytes) -> None:
     assert report_html(evaluation()) == page
     assert page.endswith(b"\n")
 
