@@ -1,7 +1,7 @@
 """Pieces of a graph as models of their own, run by onnxruntime with one thread.
 
 Large constants are inputs of a piece, so that no weight is copied and the same session serves float and quantized
-weights.
+weights. Nothing is optimized: every node is computed as it stands, however the graph is cut.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Piece:
                 options = onnxruntime.SessionOptions()
                 options.intra_op_num_threads = options.inter_op_num_threads = 1
                 options.log_severity_level = 4
+                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
                 model = self._model(feeds)
                 self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
             return [np.asarray(value) for value in self._session.run(list(self.outputs), dict(feeds))]
