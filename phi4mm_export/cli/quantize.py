@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from phi4mm_export.cli import quantize_options as opt
 from phi4mm_export.cli import render
 from phi4mm_export.cli.choices import QuantEngine, QuantMethod, QuantOrder
 from phi4mm_export.cli.options import JsonFlag, Overwrite, Quiet, Verbose
-from phi4mm_export.spec.contract import Component
 
 if TYPE_CHECKING:
     from phi4mm_export.pipeline.quantize import QuantizeReport
@@ -34,50 +31,33 @@ NAME_WIDTH = 64
 
 
 def command(
-    source: Annotated[Path, typer.Argument(help="Package folder or .onnx file.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Package folder or .onnx file to write.")],
-    method: Annotated[QuantMethod, typer.Option(help="How codes are chosen.")] = QuantMethod.GPTQ,
-    component: Annotated[
-        Component | None, typer.Option(help="Graph of the package; default vision.", show_default=False)
-    ] = None,
-    bits: Annotated[int, typer.Option(help="4 or 8.")] = 4,
-    block_size: Annotated[
-        int | None, typer.Option(help="Weights per scale: 16 to 256; default 32 for 4 bits, 128 for 8.")
-    ] = None,
-    symmetric: Annotated[bool, typer.Option(help="Without zero points, or with one per block.")] = True,
-    calibration: Annotated[
-        str | None,
-        typer.Option(metavar="PATH|GLOB|LIST|ZIP|builtin", help="Samples; builtin: made-up pages, clips and prompts."),
-    ] = None,
-    num_samples: Annotated[int | None, typer.Option(min=1, help="Take this many, chosen by --seed.")] = None,
-    validation: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Judge by these samples in place of every 8th one.")
-    ] = None,
-    skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Leave out files that cannot be read, and name them.")
-    ] = False,
-    damp: Annotated[float, typer.Option(help="Damping, as a share of the mean diagonal of the Hessian.")] = 0.01,
-    order: Annotated[QuantOrder, typer.Option(help="Order of the columns; the stored order stays.")] = QuantOrder.ACT,
-    sequential: Annotated[bool, typer.Option(help="Whether later layers see the quantized earlier ones.")] = True,
-    bias_correction: Annotated[bool, typer.Option(help="Whether mean errors go into the bias.")] = True,
-    exclude: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these in float; repeatable.")] = None,
-    include: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Only these; repeatable.")] = None,
-    accuracy_level: Annotated[
-        int | None, typer.Option(help="0 to 4; default 4 for a decoder on the CPU, else 0.", show_default=False)
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="What all weights may take; spare bytes buy 8 bits.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Chooses samples, and draws the builtin ones.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Layers at once; never changes a byte.")] = None,
-    engine: Annotated[QuantEngine, typer.Option(help="Who quantizes.")] = QuantEngine.NATIVE,
-    save_statistics: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the Hessians there.")] = None,
-    statistics: Annotated[Path | None, typer.Option(metavar="DIR", help="Use Hessians kept by an earlier run.")] = None,
-    quality_gate: Annotated[bool, typer.Option(help="Whether a bad result is refused with exit code 5.")] = True,
-    max_rel_l2: Annotated[float, typer.Option(help="Largest relative L2 error of the output.")] = 0.5,
-    work_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep finished layers there, also after an error.")
-    ] = None,
+    source: opt.Source,
+    output: opt.Output,
+    method: opt.Method = QuantMethod.GPTQ,
+    component: opt.WhichGraph = None,
+    bits: opt.Bits = 4,
+    block_size: opt.BlockSize = None,
+    symmetric: opt.Symmetric = True,
+    calibration: opt.Calibration = None,
+    num_samples: opt.NumSamples = None,
+    validation: opt.Validation = None,
+    skip_unreadable: opt.SkipUnreadable = False,
+    damp: opt.Damp = 0.01,
+    order: opt.Order = QuantOrder.ACT,
+    sequential: opt.Sequential = True,
+    bias_correction: opt.BiasCorrection = True,
+    exclude: opt.Exclude = None,
+    include: opt.Include = None,
+    accuracy_level: opt.AccuracyLevel = None,
+    budget: opt.Budget = None,
+    seed: opt.Seed = 0,
+    jobs: opt.Jobs = None,
+    engine: opt.Engine = QuantEngine.NATIVE,
+    save_statistics: opt.SaveStatistics = None,
+    statistics: opt.Statistics = None,
+    quality_gate: opt.QualityGate = True,
+    max_rel_l2: opt.MaxRelL2 = 0.5,
+    work_dir: opt.WorkDir = None,
     overwrite: Overwrite = False,
     json: JsonFlag = False,
     quiet: Quiet = False,

@@ -60,13 +60,10 @@ def quantize(
 ) -> QuantizeReport:
     """Quantize one graph of a package (`source` a folder, `output` a new package) or a plain .onnx file.
 
-    calibration: a folder, glob, list, archive or "builtin" (seeded made-up media); reader: any object with
-    `get_next()` in its place. budget: bytes that all quantized weights may take together. work_dir: keeps finished
-    layers across errors too; without it only a killed run leaves them, beside the target.
-
+    calibration: a folder, glob, list, archive or "builtin" (made-up media); reader: any object with `get_next()` in its
+    place. budget: bytes for all quantized weights. work_dir: keeps finished layers across errors too.
     Raises UsageError for gptq without samples and every fault of an option or a sample, QualityError when the gate says
-    no, CheckpointError for an unusable graph, PackageError for a broken package. After an error nothing stands under
-    `output`.
+    no, CheckpointError for an unusable graph, PackageError for a broken package; then nothing stands under `output`.
     """
     choice = SampleChoice(calibration, reader, validation, num_samples, skip_unreadable)
     _refuse_missing_samples(Method(method), choice, statistics)
