@@ -33,7 +33,8 @@ class QuantizeProgress:
 class Job:
     """Everything that turns `source` into `target` (an .onnx path in a folder of the caller's).
 
-    samples: what to calibrate on, if anything; validation: what to judge by, in place of samples left out.
+    samples: what to calibrate on, if anything; validation: what to judge by, in place of samples left out. With
+    `statistics` nothing is calibrated, and all samples judge.
     work: a folder for finished layers and for the models that are only judged.
     """
 
@@ -66,7 +67,7 @@ def run_job(job: Job) -> JobResult:
     if not job.quality_gate or judged_by is None or job.settings.method is Method.NONE:
         return JobResult(_final(job), None, _unjudged(job))
     calibrated, held = split(judged_by.digests)
-    if job.validation is not None:
+    if job.validation is not None or job.statistics is not None:
         calibrated, held, kind = [], by_content(judged_by), "validation samples"
     else:
         kind = "held-out samples" if set(calibrated).isdisjoint(held) else "calibration samples"

@@ -288,5 +288,22 @@ def test_all_other_options_are_taken(model: Path, feeds: Path, tmp_path: Path) -
     assert (tmp_path / "work").is_dir()
 
 
+def test_kept_statistics_give_the_same_bytes_without_samples(model: Path, feeds: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "statistics"
+    first = run(model, "-o", tmp_path / "a.onnx", "--calibration", feeds, "--save-statistics", kept)
+    again = run(model, "-o", tmp_path / "b.onnx", "--statistics", kept)
+    judged = run(model, "-o", tmp_path / "c.onnx", "--statistics", kept, "--calibration", feeds)
+    assert (first.exit_code, again.exit_code, judged.exit_code) == (0, 0, 0), again.stderr + judged.stderr
+    assert (tmp_path / "a.onnx.data").read_bytes() == (tmp_path / "b.onnx.data").read_bytes()
+    assert "was not judged" in again.stderr
+    assert "y on 9 validation samples" in judged.stdout
+
+
+def test_a_budget_buys_8_bits_for_some_weights(model: Path, feeds: Path, tmp_path: Path) -> None:
+    report = quantize(model, tmp_path / "out.onnx", calibration=feeds, budget=9000)
+    assert sorted(layer.bits for layer in report.layers) == [4, 8]
+    assert report.nbytes_after <= 9000
+
+
 def test_the_help_has_an_example() -> None:
     assert "phi4mm quantize model.onnx -o model-int4.onnx" in run("--help").stdout.replace("\n", " ")
