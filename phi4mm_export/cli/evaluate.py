@@ -89,7 +89,7 @@ def command(
     else:
         for line in evaluation_lines(result):
             render.text(line)
-        if report is not None:
+        if report is not None and not quiet:
             render.note(f"the report is in {report / 'index.html'}")
     result.raise_for_gates()
 
