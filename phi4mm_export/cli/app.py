@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("validate", "Judge a package: contract, config, kernels, parity."),
     "verify": ("verify", "Hold a package against its manifest, a lock file and a signature."),
     "diff": ("diff", "Say what differs between two packages or graphs, down to single values."),
+    "doctor": ("doctor", "Say why a package is refused or answers badly, and correct a copy."),
     "run": ("run", "Generate text from a prompt, images and audio with ONNX Runtime GenAI."),
     "evaluate": ("evaluate", "Measure how much of the float model a package keeps."),
     "inspect": ("inspect", "Say what a checkpoint or a package is."),

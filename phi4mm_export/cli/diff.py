@@ -1,6 +1,8 @@
 """Say what differs between two packages or graphs: files, contract, nodes, attributes, constants, values, codes.
 
-With one path, print it as canonical text (git's textconv). Example: phi4mm diff ./old ./new --tolerance 1e-3
+With one path, print it as canonical text (git's textconv).
+
+Example: phi4mm diff ./old ./new --tolerance 1e-3
 """
 
 from __future__ import annotations
