@@ -9,7 +9,7 @@ from pathlib import Path
 from phi4mm_export.checkpoint.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, pair_up, parse_settings
 from phi4mm_export.checkpoint.documents import read_object
 from phi4mm_export.checkpoint.header import read_header
-from phi4mm_export.checkpoint.source import ShardFile, TensorSource
+from phi4mm_export.checkpoint.source import OpenShard, ShardFile, TensorSource
 from phi4mm_export.errors import CheckpointError
 from phi4mm_export.spec.json_fields import Fields
 from phi4mm_export.spec.model import Role
@@ -29,7 +29,12 @@ class OpenedAdapter:
 
 
 def open_adapter_folder(
-    folder: Path, role: Role, modules: Mapping[str, tuple[int, int]], *, label: str
+    folder: Path,
+    role: Role,
+    modules: Mapping[str, tuple[int, int]],
+    *,
+    label: str,
+    open_shard: OpenShard = ShardFile,
 ) -> OpenedAdapter:
     """The adapter in a PEFT folder; `label` stands for the folder in messages.
 
@@ -46,7 +51,7 @@ def open_adapter_folder(
         )
     settings = parse_settings(Fields(read_object(folder / ADAPTER_CONFIG, config_label), config_label))
     entries = read_header(weights, weights_label)
-    shard = ShardFile(weights, weights_label)
+    shard = open_shard(weights, weights_label)
     try:
         sources = [
             TensorSource(_in_role(entry.name, role, weights_label), entry.name, weights, entry.dtype, entry.shape,

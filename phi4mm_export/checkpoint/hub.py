@@ -6,9 +6,10 @@ disk never comes here: it needs no network and no extra.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,29 +65,49 @@ def resolve_model(text: str) -> Path | str:
     return text
 
 
-def fetch_checkpoint(model_id: str, *, revision: str | None = None, progress: ByteProgress | None = None) -> Path:
+def fetch_checkpoint(
+    model_id: str,
+    *,
+    revision: str | None = None,
+    progress: ByteProgress | None = None,
+    patterns: tuple[str, ...] = FETCHED_FILES,
+) -> Path:
     """The local snapshot folder of a hub model, fetched if it is not cached; only files an export reads.
 
     The folder's name is the commit hash (see `snapshot_commit`). Raises MissingExtraError without
     huggingface_hub, UsageError for an unknown model or revision or one that needs a token, SystemLimitError for
     network, offline mode and disk.
     """
-    try:
-        import huggingface_hub
-        from huggingface_hub import errors as hub
-    except ImportError as err:
-        raise MissingExtraError("huggingface_hub", "hub", "fetching a model by its hub id") from err
     named = f"{model_id} at revision {revision}" if revision else model_id
-    try:
+    with hub_faults(named):
+        import huggingface_hub
+
         folder = huggingface_hub.snapshot_download(
             model_id,
             revision=revision,
-            allow_patterns=list(FETCHED_FILES),
+            allow_patterns=list(patterns),
             ignore_patterns=list(SKIPPED_FILES),
             tqdm_class=_reporting_bar(progress),
         )
+    path = Path(folder)
+    if snapshot_commit(path) is None:
+        raise CheckpointError(
+            f"the snapshot's folder is not named by a commit: {path.name}", where=named, fix="clear the hub's cache"
+        )
+    return path
+
+
+@contextlib.contextmanager
+def hub_faults(named: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises in the block into our errors; `named` is the model and revision they show."""
+    try:
+        from huggingface_hub import errors as hub
+    except ImportError as err:
+        raise MissingExtraError("huggingface_hub", "hub", "fetching a model by its hub id") from err
+    try:
+        yield
     except hub.HFValidationError as err:
-        raise UsageError(f"not a hub id: {err}", where=model_id, fix="pass OWNER/NAME") from err
+        raise UsageError(f"not a hub id: {err}", where=named, fix="pass OWNER/NAME") from err
     except hub.GatedRepoError as err:
         raise UsageError(
             "the model is gated",
@@ -113,12 +134,6 @@ def fetch_checkpoint(model_id: str, *, revision: str | None = None, progress: By
             where=named,
             fix="run again, finished files are kept; check network, HF_ENDPOINT and the disk of HF_HOME",
         ) from err
-    path = Path(folder)
-    if snapshot_commit(path) is None:
-        raise CheckpointError(
-            f"the snapshot's folder is not named by a commit: {path.name}", where=named, fix="clear the hub's cache"
-        )
-    return path
 
 
 def _home_expanded(text: str) -> Path:

@@ -15,7 +15,7 @@ from phi4mm_export.checkpoint.adapters import ADAPTER_CONFIG, Adapter, pair_up, 
 from phi4mm_export.checkpoint.documents import counted, read_object
 from phi4mm_export.checkpoint.head import HeadChoice, settle_head
 from phi4mm_export.checkpoint.shards import INDEX_FILE, read_shards
-from phi4mm_export.checkpoint.source import ShardFile, TensorSource
+from phi4mm_export.checkpoint.source import OpenShard, ShardFile, TensorSource
 from phi4mm_export.errors import CheckpointError, UsageError, some
 from phi4mm_export.spec.config_json import CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE, parse_config
 from phi4mm_export.spec.inventory import adapted_shapes, expected_tensors, optional_tensors
@@ -67,18 +67,19 @@ def open_checkpoint(
     *,
     adapter_paths: Mapping[Role, Path] | None = None,
     head: HeadChoice | None = None,
+    open_shard: OpenShard = ShardFile,
 ) -> Checkpoint:
     """The checkpoint in the folder `path`, of either layout.
 
     adapter_paths: PEFT folders that replace the built-in adapter of their role. head: which output head counts
     where `tie_word_embeddings` and a stored `lm_head.weight` contradict one another: "stored", or "tied" (the
-    embedding table).
+    embedding table). open_shard: opens one file of weights, given its path and its name in errors.
     Raises UsageError for a path that is no folder, CheckpointError for everything in the folder that cannot be
     used. Reads no weight, except to compare a stored head with a tied one.
     """
     folder = _existing_folder(path)
     with ExitStack() as opening:
-        opened = _Opening(folder, opening)
+        opened = _Opening(folder, opening, open_shard)
         documents = _Documents.read(folder)
         sources, adapter_sources = opened.weights()
         config = parse_config(
@@ -155,8 +156,8 @@ def _no_config(folder: Path) -> CheckpointError:
 class _Opening:
     """Collects open files, read paths and warnings while a checkpoint is opened."""
 
-    def __init__(self, folder: Path, closing: ExitStack) -> None:
-        self.folder, self._closing = folder, closing
+    def __init__(self, folder: Path, closing: ExitStack, open_shard: OpenShard) -> None:
+        self.folder, self._closing, self._open_shard = folder, closing, open_shard
         self.files: list[Path] = []
         self.warnings: list[str] = []
 
@@ -214,13 +215,13 @@ class _Opening:
     def _adapter_folder(
         self, folder: Path, role: Role, modules: Mapping[str, tuple[int, int]], *, label: str
     ) -> Adapter:
-        opened = open_adapter_folder(folder, role, modules, label=label)
+        opened = open_adapter_folder(folder, role, modules, label=label, open_shard=self._open_shard)
         self._closing.callback(opened.shard.close)
         self.files += opened.files
         return opened.adapter
 
     def _open(self, name: str) -> ShardFile:
-        shard = ShardFile(self.folder / name, name)
+        shard = self._open_shard(self.folder / name, name)
         self._closing.callback(shard.close)
         return shard
 

@@ -10,6 +10,7 @@ import math
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -53,8 +54,11 @@ class ShardFile:
     """An open shard: positioned reads from any thread, until it is closed.
 
     Every read checks that the file has the size and modification time it had when it was opened. `label` is the
-    name errors show: the path below the checkpoint.
+    name errors show: the path below the checkpoint. `stated_digest` is set where the file need not be read to know
+    its content (a server states its sha256).
     """
+
+    stated_digest: str | None = None
 
     def __init__(self, path: Path, label: str) -> None:
         self.path, self.label = path, label
@@ -115,6 +119,10 @@ class ShardFile:
     def _identity(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
+
+
+OpenShard = Callable[[Path, str], ShardFile]
+"""Opens one file of weights, given its path and its name in errors."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,12 @@ HeadChoice = Annotated[Head | None, Option(help="Which head counts when a tied o
 ReleaseArena = Annotated[bool, Option(help="Give the encoders' memory back after each of their runs.")]
 OriginalAudioLimit = Annotated[bool, Option(help="Cut clips at 30 s, as the runtime does by default.")]
 Revision = Annotated[str | None, Option(help="Commit, branch or tag of a hub id.")]
+Stream = Annotated[
+    bool, Option("--stream/--no-stream", help="Read a hub model in ranges, with no copy of its weights on disk.")
+]
+MemoryLimit = Annotated[
+    str | None, Option(metavar="SIZE", help="Most memory for weights in work, for example 64MiB; never changes a byte.")
+]
 Jobs = Annotated[int | None, Option(min=1, help="Threads; never changes a byte.")]
 WorkDir = Annotated[
     Path | None, Option(metavar="DIR", help="Keep finished weights here after an error, and use them again.")

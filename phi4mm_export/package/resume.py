@@ -85,7 +85,10 @@ def identity(stream: Stream) -> str:
 
 
 def contents(source: TensorSource) -> str:
-    """sha256 of a stored tensor's bytes, read in bounded pieces."""
+    """What a stored tensor holds: the digest that a server states for its file, and its place there; of a file on disk,
+    sha256 of its bytes, read in bounded pieces."""
+    if source.shard.stated_digest is not None:
+        return f"{source.shard.stated_digest} at {source.offset}"
     digest, buffer = hashlib.sha256(), bytearray(min(CHUNK, source.nbytes))
     for start in range(0, source.nbytes, CHUNK):
         piece = memoryview(buffer)[: min(CHUNK, source.nbytes - start)]

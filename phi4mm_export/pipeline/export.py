@@ -12,19 +12,21 @@ from typing import Any
 
 from phi4mm_export.checkpoint.digests import InputDigests, input_files
 from phi4mm_export.checkpoint.head import HeadChoice
-from phi4mm_export.checkpoint.hub import fetch_checkpoint, resolve_model
-from phi4mm_export.checkpoint.open import Checkpoint, open_checkpoint
+from phi4mm_export.checkpoint.hub import resolve_model
+from phi4mm_export.checkpoint.open import Checkpoint
 from phi4mm_export.errors import PackageError, some
 from phi4mm_export.package.borrow import copy_borrowed, open_borrowed
 from phi4mm_export.package.configs import ConfigOptions, PackageConfigs, package_configs
 from phi4mm_export.package.kept import kept_data, waiting_nbytes
 from phi4mm_export.package.manifest import write_manifest
 from phi4mm_export.package.publish import check_target, staged
+from phi4mm_export.package.resume import Resume
 from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
-from phi4mm_export.package.write import Effort, Placed, WrittenFile, write_file, write_graph
+from phi4mm_export.package.write import DEFAULT_MEMORY_LIMIT, Effort, Placed, WrittenFile, write_file, write_graph
 from phi4mm_export.pipeline.export_adapters import write_adapter_files
 from phi4mm_export.pipeline.export_manifest import Origin, export_manifest
 from phi4mm_export.pipeline.export_plan import ExportPlan, files_of, plan_export
+from phi4mm_export.pipeline.export_source import open_model
 from phi4mm_export.pipeline.validate import validate
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.genai import CONFIG_FILE
@@ -40,7 +42,10 @@ MAX_JOBS = 4
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Choices that are not part of the recipe: they change configs or how the work is done, never a weight."""
+    """Choices that are not part of the recipe: they change configs or how the work is done, never a weight.
+
+    stream: read a hub model in ranges instead of fetching it. memory_limit: most bytes of weights in work at a time.
+    """
 
     max_length: int | None = None
     memory_budget: int | None = None
@@ -48,7 +53,9 @@ class ExportSettings:
     original_audio_limit: bool = False
     revision: str | None = None
     head: HeadChoice | None = None
+    stream: bool = False
     jobs: int | None = None
+    memory_limit: int | None = None
     work_dir: Path | None = None
     overwrite: bool = False
     dry_run: bool = False
@@ -98,10 +105,19 @@ def export(
     chosen, how = recipe or Recipe.resolve(), settings or ExportSettings()
     target = Path(output).expanduser().absolute()
     check_target(target, overwrite=how.overwrite)
-    source = model_folder(model, how.revision, progress)
     adapter_paths = adapter_paths or {}
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(open_checkpoint(source, adapter_paths=adapter_paths, head=how.head))
+        opened = stack.enter_context(
+            open_model(
+                model,
+                revision=how.revision,
+                adapter_paths=adapter_paths,
+                head=how.head,
+                stream=how.stream,
+                progress=progress,
+            )
+        )
+        checkpoint = opened.checkpoint
         plan = plan_export(checkpoint, chosen, adapter_named=adapter_named)
         borrowed = open_borrowed(from_package, plan.recipe.components, plan.file_names) if from_package else None
         configs = package_configs(checkpoint.path, checkpoint.config, _config_options(plan, how))
@@ -112,8 +128,9 @@ def export(
         read = input_files(checkpoint, beside=(*REQUIRED_FILES, *OPTIONAL_FILES), adapter_paths=adapter_paths)
         folder = stack.enter_context(staged(target, overwrite=how.overwrite, need=need, keep_left=True))
         kept = stack.enter_context(kept_data(folder, tuple(files_of(plan)), how.work_dir, plan.nbytes))
-        digests = stack.enter_context(InputDigests(read))
-        files = _write_graphs(folder, plan, Effort(how.jobs or default_jobs(), resume=kept.place), progress)
+        on_disk = {name: path for name, path in read.items() if name not in opened.stated}
+        digests = stack.enter_context(InputDigests(on_disk))
+        files = _write_graphs(folder, plan, _effort(how, kept.place), progress)
         kept.deliver([file for file in files if file.name in files_of(plan)])
         if plan.recipe.lora is LoraForm.ADAPTERS and Component.DECODER in plan.recipe.components:
             files += write_adapter_files(folder, checkpoint, plan.recipe.float_type)
@@ -122,7 +139,8 @@ def export(
             files += copy_borrowed(borrowed, folder, plan.recipe.components, ours)
         else:
             files += _write_configs(folder, plan, configs)
-        origin = Origin(model_id(model), source, digests.result(), tuple(adapter_paths), from_package)
+        inputs = opened.digests(digests.result())
+        origin = Origin(model_id(model), opened.folder, inputs, tuple(adapter_paths), from_package)
         files += write_manifest(folder, export_manifest(plan, files, origin, _settings_json(how)))
         if borrowed or set(plan.recipe.components) == set(Component):
             check_staged(folder, plan.recipe.provider)
@@ -135,10 +153,8 @@ def model_id(model: str | Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def model_folder(model: str | Path, revision: str | None, progress: Progress | None = None) -> Path:
-    """The folder of a checkpoint: MODEL itself, or what its hub id is fetched into. A folder needs no network."""
-    found = resolve_model(str(model))
-    return found if isinstance(found, Path) else fetch_checkpoint(found, revision=revision, progress=progress)
+def _effort(how: ExportSettings, resume: Resume | None) -> Effort:
+    return Effort(how.jobs or default_jobs(), how.memory_limit or DEFAULT_MEMORY_LIMIT, resume)
 
 
 def default_jobs() -> int:

@@ -54,7 +54,7 @@ def open_for_plan(
     if isinstance(found, str):
         from phi4mm_export.checkpoint.remote import open_remote
 
-        with open_remote(found, revision=revision, adapter_paths=adapter_paths) as checkpoint:
+        with open_remote(found, revision=revision, adapter_paths=adapter_paths) as (checkpoint, _):
             yield OpenedForPlan(checkpoint, found, _side_files(checkpoint.path), ())
         return
     folder = found

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import socket
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,13 +21,29 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """One model, `model_id`, whose files lie in `folder`; `gated` refuses to hand them out."""
+    """One model, `model_id`, whose files lie in `folder`; `gated` refuses to hand them out.
+
+    ranges: whether Range headers are obeyed. fault: called with each range request of a .safetensors file (its number,
+    from 1), and says what goes wrong with it: "503", "reset", "short", "etag" (another one), or "" for nothing.
+    """
 
     model_id: str
     folder: Path
     gated: bool = False
     requests: list[str] = field(default_factory=list)
     endpoint: str = ""
+    ranges: bool = True
+    fault: Callable[[int], str] = lambda _number: ""
+    range_requests: list[tuple[str, int, int]] = field(default_factory=list)
+    tags: dict[Path, str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tag(self, file: Path) -> str:
+        """The file's sha256, as the real hub's ETag of a large file."""
+        with self.lock:
+            if file not in self.tags:
+                self.tags[file] = hashlib.sha256(file.read_bytes()).hexdigest()
+            return self.tags[file]
 
     def files(self) -> dict[str, Path]:
         found = sorted(p for p in self.folder.rglob("*") if p.is_file())
@@ -63,20 +82,50 @@ def serving(hub: Hub) -> Iterator[Hub]:
             elif path.startswith(f"{api}/revision/"):
                 self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"}, with_body)
             elif path.startswith(files) and path.removeprefix(files).partition("/")[2] in hub.files():
-                content = hub.files()[path.removeprefix(files).partition("/")[2]].read_bytes()
-                tag = hashlib.sha256(content).hexdigest()
-                self.send(200, content, {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT}, with_body)
+                self.send_file(hub.files()[path.removeprefix(files).partition("/")[2]], with_body)
             else:
                 self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body)
+
+        def send_file(self, file: Path, with_body: bool) -> None:
+            headers = {"ETag": f'"{hub.tag(file)}"', "X-Repo-Commit": COMMIT}
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if asked is None or not hub.ranges:
+                self.send(200, file.read_bytes() if with_body else b"", headers, with_body, size=file.stat().st_size)
+                return
+            start, last = int(asked[1]), min(int(asked[2]), file.stat().st_size - 1)
+            with hub.lock:
+                hub.range_requests.append((file.name, start, last + 1))
+                fault = hub.fault(len(hub.range_requests))
+            if fault == "503":
+                self.send(503, b"busy", {}, with_body)
+                return
+            if fault == "etag":
+                headers["ETag"] = '"another"'
+            headers["Content-Range"] = f"bytes {start}-{last}/{file.stat().st_size}"
+            with file.open("rb") as handle:
+                handle.seek(start)
+                body = handle.read(last + 1 - start)
+            if fault in ("short", "reset"):
+                self.close_connection = True
+                if fault == "reset":
+                    linger = struct.pack("ii", 1, 0)
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    self.connection.close()
+                    return
+                self.send(206, body[: len(body) // 2], headers, with_body, size=len(body))
+                return
+            self.send(206, body, headers, with_body)
 
         def send_json(self, value: Any, with_body: bool) -> None:
             self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"}, with_body)
 
-        def send(self, status: int, body: bytes, headers: dict[str, str], with_body: bool) -> None:
+        def send(
+            self, status: int, body: bytes, headers: dict[str, str], with_body: bool, size: int | None = None
+        ) -> None:
             self.send_response(status)
             for key, value in headers.items():
                 self.send_header(key, value)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body) if size is None else size))
             self.end_headers()
             if with_body:
                 self.wfile.write(body)
@@ -84,7 +133,11 @@ def serving(hub: Hub) -> Iterator[Hub]:
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Say nothing of connections that were cut on purpose."""
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
