@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phi4mm_export.errors import UsageError
-from phi4mm_export.package.claim import PREVIOUS, claim_path, claimed, insist
+from phi4mm_export.package.claim import PREVIOUS, claim_path, claimed, insist, remove
 from phi4mm_export.package.publish import PACKAGE, check_parent, sync_folder, sync_tree
 from phi4mm_export.package.room import check_room, disk_errors
 from phi4mm_export.spec.contract import data_file_name
@@ -100,6 +100,9 @@ def _roll_back(work: Path, target: Path) -> None:
     """Take back what `publish_model` moved so far."""
     package, previous = work / PACKAGE, work / PREVIOUS
     pair = (target, target.with_name(data_file_name(target.name)))
+    if not (previous / RECORD).exists():
+        remove(previous)  # nothing was moved yet
+        return
     with contextlib.suppress(OSError):
         old = (previous / RECORD).read_text(encoding="utf-8").splitlines()
         for path in pair:
@@ -109,6 +112,7 @@ def _roll_back(work: Path, target: Path) -> None:
         for path in reversed(pair):
             if (previous / path.name).exists():
                 (previous / path.name).rename(path)
+        remove(previous)
 
 
 def heal_pair(work: Path, target: Path) -> None:
