@@ -76,7 +76,7 @@ ROWS = [
     Row("A23", VALIDATE, 4, ("device_id", "1", '"0"')),
     Row("A24", VALIDATE, 4, ("{key}", "131073", "131072")),
     Row("A25", EXPORT, 0),
-    Row("A32", VALIDATE, 4, ("{file}", "{orphaned}")),
+    Row("A32", VALIDATE, 0, ("{file}", "{orphaned}")),
     Row("A32", INSPECT, 0, ("{orphaned}",)),
 ]
 
