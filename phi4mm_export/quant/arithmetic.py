@@ -67,7 +67,7 @@ def upper_factor(h: F64, math: Arithmetic) -> F64:
     It is the Cholesky factor of H read from the last row to the first, and the inverse of GPTQ's upper factor of
     inv(H): inv(H) = U'U with U = inv(V). Raises NotPositiveDefiniteError.
     """
-    a = np.ascontiguousarray(h[::-1, ::-1])
+    a = h[::-1, ::-1].copy()
     size = len(a)
     for start in range(0, size, PANEL):
         stop = min(start + PANEL, size)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from phi4mm_export.errors import UsageError
 from phi4mm_export.weights.exact import F32, F64
 
 ROWS = 256
@@ -37,8 +38,13 @@ class Moments:
 def moments(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], channels: int, *, flip: bool) -> Moments | None:
     """Over pairs (exact, quantized) of arrays [..., K]; None when they hold no token.
 
-    flip: the arrays are [K, T].
+    flip: the arrays are [K, T]. Values that are not finite make the moments so, without a warning.
     """
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _moments(pairs, channels, flip)
+
+
+def _moments(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], channels: int, flip: bool) -> Moments | None:
     total, sum_exact, sum_x = 0, np.zeros(channels), np.zeros(channels)
     gram, drift = _Sum(channels), _Sum(channels)
     same = True
@@ -114,6 +120,12 @@ def _chunks(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], channels: int, f
 
 
 def _rows(x: NDArray[Any], channels: int, flip: bool) -> NDArray[Any]:
-    """Tokens as rows [T, K]."""
+    """Tokens as rows [T, K]. Raises UsageError for arrays of another width."""
     rows = x.T if flip else x
+    if rows.size and rows.shape[-1] != channels:
+        raise UsageError(
+            f"a product got an input of shape {list(rows.shape)}, expected {channels} in the last dim",
+            where="calibration samples",
+            fix="give the graph's inputs the shapes it was made for",
+        )
     return rows.reshape(-1, channels) if rows.size else np.zeros((0, channels), np.float32)

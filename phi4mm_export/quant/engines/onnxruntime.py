@@ -1,0 +1,114 @@
+"""onnxruntime's bundled MatMulNBitsQuantizer with our readers, its defects named.
+
+For comparison, and for those who must make again what others published; use the native engine for anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from phi4mm_export.errors import CheckpointError, UsageError
+from phi4mm_export.package.write import WrittenFile, hashed
+from phi4mm_export.quant.settings import CalibrationReader
+from phi4mm_export.runtime.ort import import_onnxruntime
+from phi4mm_export.spec.contract import data_file_name
+
+GPTQ_DEFECTS = (
+    "onnxruntime's GPTQ compensates no error (it reads the wrong triangle of the factor), so calibration data do not"
+    " change its result; it rounds a second time with another scale, which makes it worse than rounding to nearest;"
+    " it ignores nodes_to_exclude, and writes 4 bits when 8 are asked for"
+)
+ODD_BLOCKS = "onnxruntime cannot pack zero points for an odd number of blocks"
+
+
+class OrtAlgorithm(StrEnum):
+    """Algorithms of the bundled quantizer."""
+
+    GPTQ = "gptq"
+    RTN = "rtn"
+    K_QUANT = "k_quant"
+    HQQ = "hqq"
+
+
+class _Feeds:
+    """The bundled GPTQ iterates over its reader and copies its configuration deeply, which open files do not bear."""
+
+    def __init__(self, reader: CalibrationReader, *, limit: int | None) -> None:
+        self._reader, self._limit = reader, limit
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Feeds:
+        return self
+
+    def __iter__(self) -> Iterator[Mapping[str, NDArray[Any]]]:
+        rewind = getattr(self._reader, "rewind", None)
+        if rewind is not None:
+            rewind()
+        count = 0
+        while (self._limit is None or count < self._limit) and (sample := self._reader.get_next()) is not None:
+            count += 1
+            yield sample
+
+
+def quantize_with_onnxruntime(
+    source: Path,
+    target: Path,
+    *,
+    algorithm: OrtAlgorithm,
+    reader: CalibrationReader | None,
+    block_size: int,
+    symmetric: bool = True,
+    accuracy_level: int = 0,
+    limit: int | None = None,
+) -> tuple[tuple[WrittenFile, ...], str]:
+    """Write `target` and its data file with the bundled quantizer, 4 bits. -> (files, warning or "").
+
+    limit: use only so many samples. Raises UsageError for GPTQ without samples or nodes without names (it would lose
+    them), CheckpointError where the quantizer itself fails.
+    """
+    import onnx
+
+    import_onnxruntime("quantizing with onnxruntime")
+    from onnxruntime.quantization import matmul_nbits_quantizer as bundled
+
+    if not hasattr(bundled, "MatMulNBitsQuantizer"):
+        raise UsageError("this onnxruntime has no MatMulNBitsQuantizer", fix="install onnxruntime 1.22 or later")
+    model = onnx.load(source)
+    unnamed = sum(node.op_type == "MatMul" and not node.name for node in model.graph.node)
+    config: Any = None
+    if algorithm is OrtAlgorithm.GPTQ:
+        if reader is None or next(iter(_Feeds(reader, limit=1)), None) is None:
+            raise UsageError("GPTQ was asked for without calibration samples", fix="pass --calibration")
+        if unnamed:
+            raise UsageError(
+                f"{unnamed} MatMul nodes have no name, and onnxruntime's GPTQ would drop them from the graph",
+                where=source.name,
+                fix="use --engine native",
+            )
+        config = bundled.GPTQWeightOnlyQuantConfig(calibration_data_reader=_Feeds(reader, limit=limit))
+    elif algorithm is OrtAlgorithm.HQQ:
+        config = bundled.HQQWeightOnlyQuantConfig(block_size=block_size, bits=4)
+    elif algorithm is OrtAlgorithm.K_QUANT:
+        config = bundled.KQuantWeightOnlyQuantConfig()
+    quantizer = bundled.MatMulNBitsQuantizer(
+        model, block_size=block_size, is_symmetric=symmetric, accuracy_level=accuracy_level or None, algo_config=config
+    )
+    logging.getLogger("onnxruntime.quantization").setLevel(logging.ERROR)
+    try:
+        quantizer.process()
+    except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as err:
+        hint = f" ({ODD_BLOCKS})" if "reshape" in str(err) else ""
+        raise CheckpointError(
+            f"onnxruntime's {algorithm} failed: {str(err).splitlines()[0]}{hint}",
+            where=source.name,
+            fix="use --engine native",
+        ) from err
+    data_name = data_file_name(target.name)
+    onnx.save(quantizer.model.model, target, save_as_external_data=True, location=data_name, size_threshold=1024)
+    files = tuple(hashed(target.parent, name) for name in (data_name, target.name))
+    return files, GPTQ_DEFECTS if algorithm is OrtAlgorithm.GPTQ else ""
