@@ -79,6 +79,8 @@ class QuantMethod(StrEnum):
     GPTQ = "gptq"
     RTN = "rtn"
     NONE = "none"
+    K_QUANT = "k_quant"
+    HQQ = "hqq"
 
 
 class QuantOrder(StrEnum):

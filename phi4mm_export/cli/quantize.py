@@ -129,7 +129,11 @@ def show(report: QuantizeReport, *, verbose: int) -> None:
 
     for line in layer_table(report.layers, every=verbose > 0):
         render.text(line)
-    counts = ", ".join(f"{report.count(method)} {method}" for method in ("gptq", "rtn", "kept") if report.count(method))
+    counts = ", ".join(
+        f"{report.count(method)} {method}"
+        for method in ("gptq", "rtn", "k_quant", "hqq", "kept")
+        if report.count(method)
+    )
     settings = report.settings
     render.text(
         f"{report.path}: {len(report.layers)} weights ({counts}), {settings.bits} bits, blocks of "

@@ -12,7 +12,7 @@ from phi4mm_export.spec.contract import Component
 
 Source = Annotated[Path, typer.Argument(help="Package folder or .onnx file.", show_default=False)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Package folder or .onnx file to write.")]
-Method = Annotated[QuantMethod, typer.Option(help="How codes are chosen.")]
+Method = Annotated[QuantMethod, typer.Option(help="How codes are chosen; k_quant and hqq with --engine onnxruntime.")]
 WhichGraph = Annotated[Component | None, typer.Option(help="Graph of the package; default vision.", show_default=False)]
 Bits = Annotated[int, typer.Option(help="4 or 8.")]
 BlockSize = Annotated[

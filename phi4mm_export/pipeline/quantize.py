@@ -10,7 +10,8 @@ from pathlib import Path
 
 from phi4mm_export.errors import PackageError, UsageError
 from phi4mm_export.pipeline.export import default_jobs
-from phi4mm_export.pipeline.quantize_gate import DEFAULT_MAX_REL_L2
+from phi4mm_export.pipeline.quantize_engines import Engine, check_engine
+from phi4mm_export.pipeline.quantize_gate import DEFAULT_MAX_REL_L2, check_limit
 from phi4mm_export.pipeline.quantize_samples import WHAT_GPTQ_NEEDS
 from phi4mm_export.pipeline.quantize_write import Progress, QuantizeReport, Request, SampleChoice, carry_out
 from phi4mm_export.quant.settings import DEFAULT_DAMP, CalibrationReader, Method, Order, QuantSettings
@@ -23,6 +24,8 @@ __all__ = ["QuantizeReport", "default_accuracy_level", "quantize"]
 
 DEFAULT_COMPONENT = Component.VISION
 """The graph that rounding to nearest ruins."""
+FOREIGN_METHODS = ("k_quant", "hqq")
+"""What --engine onnxruntime offers beside gptq and rtn; both choose codes by the weights alone."""
 
 
 def quantize(
@@ -49,7 +52,7 @@ def quantize(
     budget: int | None = None,
     seed: int = 0,
     jobs: int | None = None,
-    engine: str = "native",
+    engine: Engine | str = Engine.NATIVE,
     save_statistics: str | Path | None = None,
     statistics: str | Path | None = None,
     quality_gate: bool = True,
@@ -60,16 +63,16 @@ def quantize(
 ) -> QuantizeReport:
     """Quantize one graph of a package (`source` a folder, `output` a new package) or a plain .onnx file.
 
-    calibration: a folder, glob, list, archive or "builtin" (made-up media); reader: any object with `get_next()` in its
-    place. budget: bytes for all quantized weights. work_dir: keeps finished layers across errors too.
+    reader: any object with `get_next()` in place of a calibration source. budget: bytes for all quantized weights.
     Raises UsageError for gptq without samples and every fault of an option or a sample, QualityError when the gate says
     no, CheckpointError for an unusable graph, PackageError for a broken package; then nothing stands under `output`.
     """
     choice = SampleChoice(calibration, reader, validation, num_samples, skip_unreadable)
-    _refuse_missing_samples(Method(method), choice, statistics)
+    algorithm, kind = str(getattr(method, "value", method)), _kind_of(method)
+    _refuse_missing_samples(kind, choice, statistics)
     package, graph, part = _open(Path(source).expanduser(), component)
     settings = QuantSettings(
-        method=Method(method),
+        method=kind,
         bits=bits,
         block_size=block_size or (INT4_BLOCK if bits == 4 else INT8_BLOCK),
         symmetric=symmetric,
@@ -84,8 +87,8 @@ def quantize(
         seed=seed,
         jobs=jobs or default_jobs(),
     )
-    if not 0 < max_rel_l2 < float("inf"):
-        raise UsageError(f"expected a limit above 0, found {max_rel_l2:g}", where="--max-rel-l2")
+    check_engine(Engine(engine), algorithm, settings)
+    check_limit(max_rel_l2)
     return carry_out(
         Request(
             graph=graph,
@@ -93,7 +96,8 @@ def quantize(
             package=package,
             component=part,
             settings=settings,
-            engine=engine,
+            engine=Engine(engine),
+            algorithm=algorithm,
             choice=choice,
             quality_gate=quality_gate,
             max_rel_l2=max_rel_l2,
@@ -110,6 +114,11 @@ def default_accuracy_level(package: RunPackage | None, component: Component | No
     """4 (products in int8: faster by far at one token) for the decoder of a package for the CPU, else 0."""
     on_cpu = package is not None and Provider.CUDA not in configured_providers(package)
     return CPU_ACCURACY_LEVEL if on_cpu and component is Component.DECODER else 0
+
+
+def _kind_of(method: Method | str) -> Method:
+    """The settings' method; what only onnxruntime's quantizer has works without samples, as rounding does."""
+    return Method.RTN if str(method) in FOREIGN_METHODS else Method(method)
 
 
 def _open(path: Path, component: Component | str | None) -> tuple[RunPackage | None, Path, Component | None]:

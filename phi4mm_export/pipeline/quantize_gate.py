@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.checks.numerics import errors
-from phi4mm_export.errors import CheckpointError, QualityError
+from phi4mm_export.errors import CheckpointError, QualityError, UsageError
 from phi4mm_export.runtime.calibration_samples import Feeds, Samples
 from phi4mm_export.runtime.ort import first_line, import_onnxruntime, native_faults
 from phi4mm_export.spec.sizes import format_bytes
@@ -54,6 +54,12 @@ class GateReport:
     quantized: Fidelity
     rounded: Fidelity | None
     max_rel_l2: float
+
+
+def check_limit(max_rel_l2: float) -> None:
+    """Raise UsageError for a limit that no result can meet, or every one."""
+    if not 0 < max_rel_l2 < float("inf"):
+        raise UsageError(f"expected a limit above 0, found {max_rel_l2:g}", where="--max-rel-l2")
 
 
 def split(digests: Sequence[str]) -> tuple[list[int], list[int]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from phi4mm_export.errors import QualityError
+from phi4mm_export.pipeline.quantize_engines import Engine, EngineCall, call_engine
 from phi4mm_export.pipeline.quantize_gate import GateReport, Reference, judge, split
 from phi4mm_export.quant.engine import QuantProgress, quantize_graph
 from phi4mm_export.quant.graph import read_graph
@@ -41,7 +42,8 @@ class Job:
     source: Path
     target: Path
     settings: QuantSettings
-    engine: str
+    engine: Engine
+    algorithm: str
     samples: Samples | None
     validation: Samples | None
     quality_gate: bool
@@ -65,27 +67,30 @@ def run_job(job: Job) -> JobResult:
     """Quantize and judge. Raises QualityError when the gate says no or nothing was quantized, else what engines do."""
     judged_by = job.validation or job.samples
     if not job.quality_gate or judged_by is None or job.settings.method is Method.NONE:
-        return JobResult(_final(job), None, _unjudged(job))
+        result, notes = _final(job)
+        return JobResult(result, None, (*notes, *_unjudged(job)))
     calibrated, held = split(judged_by.digests)
     if job.validation is not None or job.statistics is not None:
         calibrated, held, kind = [], by_content(judged_by), "validation samples"
     else:
         kind = "held-out samples" if set(calibrated).isdisjoint(held) else "calibration samples"
     reference = Reference(job.source, subset(judged_by, held), _fresh(job.work / "reference"))
-    rounds = job.settings.method is Method.RTN
+    rounds = job.algorithm == Method.RTN.value
     rounded = None if rounds else reference.fidelity(_rounded(job))
-    twice = kind == "held-out samples" and not rounds
+    twice = kind == "held-out samples" and job.settings.method is Method.GPTQ
     if twice:
         judged = _fresh(job.work / "judged") / job.target.name
-        result = _engine(job, judged, subset(judged_by, calibrated), "judging")
+        result, notes = _engine(job, judged, subset(judged_by, calibrated), "judging")
     else:
-        judged, result = job.target, _final(job)
+        judged, (result, notes) = job.target, _final(job)
     gate = GateReport(reference.output, kind, len(held), reference.fidelity(judged), rounded, job.max_rel_l2)
     fallbacks = sum(layer.method_used == "rtn" for layer in result.layers)
     judge(gate, fallbacks=fallbacks, layers=len(result.layers))
     for name in ("judged", "rounded", "reference"):
         shutil.rmtree(job.work / name, ignore_errors=True)
-    return JobResult(_final(job) if twice else result, gate, _one_sample(kind))
+    if twice:
+        result, notes = _final(job)
+    return JobResult(result, gate, (*notes, *_one_sample(kind)))
 
 
 def by_content(samples: Samples) -> list[int]:
@@ -93,19 +98,19 @@ def by_content(samples: Samples) -> list[int]:
     return sorted(range(len(samples)), key=lambda index: (samples.digests[index], index))
 
 
-def _final(job: Job) -> QuantResult:
+def _final(job: Job) -> tuple[QuantResult, tuple[str, ...]]:
     """The graph that is published, calibrated on all samples in the order of their content."""
     if job.settings.method is Method.NONE:
-        return _unchanged(job)
+        return _unchanged(job), ()
     ordered = None if job.samples is None else subset(job.samples, by_content(job.samples))
-    result = _engine(job, job.target, ordered, "quantizing", keep_statistics=True)
+    result, notes = _engine(job, job.target, ordered, "quantizing", keep_statistics=True)
     if all(layer.method_used == "kept" for layer in result.layers):
         raise QualityError(
             "nothing was quantized: no MatMul or Gemm with a constant float weight was left to work on",
             where=job.source.name,
             fix="check --include and --exclude; a graph that holds integers already has to be exported in float first",
         )
-    return result
+    return result, notes
 
 
 def _unchanged(job: Job) -> QuantResult:
@@ -133,19 +138,23 @@ def _rounded(job: Job) -> Path:
 
 def _engine(
     job: Job, target: Path, samples: Samples | None, phase: str, *, keep_statistics: bool = False
-) -> QuantResult:
+) -> tuple[QuantResult, tuple[str, ...]]:
     target.parent.mkdir(parents=True, exist_ok=True)
     layers = job.work / "layers"
     layers.mkdir(exist_ok=True)
-    return quantize_graph(
-        job.source,
-        target,
-        reader=samples,
-        settings=job.settings,
-        work_dir=layers,
-        statistics=job.statistics,
-        save_statistics=job.save_statistics if keep_statistics else None,
-        progress=_named(job, phase),
+    return call_engine(
+        EngineCall(
+            engine=job.engine,
+            algorithm=job.algorithm,
+            source=job.source,
+            target=target,
+            settings=job.settings,
+            samples=samples,
+            work=layers,
+            statistics=job.statistics,
+            save_statistics=job.save_statistics if keep_statistics else None,
+            progress=_named(job, phase),
+        )
     )
 
 

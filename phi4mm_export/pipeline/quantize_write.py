@@ -21,6 +21,7 @@ from phi4mm_export.package.room import check_room
 from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.pipeline.export import SIDE_NBYTES
 from phi4mm_export.pipeline.quantize_checks import check_graph, check_package
+from phi4mm_export.pipeline.quantize_engines import Engine
 from phi4mm_export.pipeline.quantize_gate import GateReport
 from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress, run_job
 from phi4mm_export.pipeline.quantize_samples import foreign_samples, open_samples, unseen_modes
@@ -40,7 +41,8 @@ class QuantizeReport:
     path: Path
     graph: str
     component: Component | None
-    engine: str
+    engine: Engine
+    algorithm: str
     settings: QuantSettings
     layers: tuple[LayerReport, ...]
     nbytes_before: int
@@ -53,7 +55,7 @@ class QuantizeReport:
     warnings: tuple[str, ...]
 
     def count(self, method: str) -> int:
-        """How many layers ended as "gptq", "rtn" or "kept"."""
+        """How many layers ended as "gptq", "rtn", "kept" or by another engine's algorithm."""
         return sum(layer.method_used == method for layer in self.layers)
 
 
@@ -77,7 +79,8 @@ class Request:
     package: RunPackage | None
     component: Component | None
     settings: QuantSettings
-    engine: str
+    engine: Engine
+    algorithm: str
     choice: SampleChoice
     quality_gate: bool
     max_rel_l2: float
@@ -128,8 +131,8 @@ def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
     settings = report.settings
     return {
         "component": report.component.value if report.component else None,
-        "engine": report.engine,
-        "method": settings.method.value,
+        "engine": report.engine.value,
+        "method": report.algorithm,
         "bits": settings.bits,
         "block_size": settings.block_size,
         "symmetric": settings.symmetric,
@@ -143,7 +146,9 @@ def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
         "budget": settings.budget_nbytes,
         "seed": settings.seed,
         "exact": settings.exact,
-        "layers": {method: report.count(method) for method in ("gptq", "rtn", "kept")},
+        "layers": {
+            method: report.count(method) for method in sorted({"gptq", "rtn", "kept", report.algorithm} - {"none"})
+        },
         "calibration": {"samples": report.samples, "sha256": list(report.digests)},
     }
 
@@ -205,6 +210,7 @@ def _job(request: Request, staging: Path, work: Path, samples: Samples | None, v
         target=staging / request.name,
         settings=request.settings,
         engine=request.engine,
+        algorithm=request.algorithm,
         samples=samples,
         validation=validation,
         quality_gate=request.quality_gate,
@@ -225,6 +231,7 @@ def _report(
         graph=request.name,
         component=request.component,
         engine=request.engine,
+        algorithm=request.algorithm,
         settings=request.settings,
         layers=done.result.layers,
         nbytes_before=done.result.nbytes_before,

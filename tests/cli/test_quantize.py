@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -300,9 +301,56 @@ def test_kept_statistics_give_the_same_bytes_without_samples(model: Path, feeds:
 
 
 def test_a_budget_buys_8_bits_for_some_weights(model: Path, feeds: Path, tmp_path: Path) -> None:
-    report = quantize(model, tmp_path / "out.onnx", calibration=feeds, budget=9000)
+    report = quantize(model, tmp_path / "out.onnx", calibration=feeds, budget=10_000)
     assert sorted(layer.bits for layer in report.layers) == [4, 8]
-    assert report.nbytes_after <= 9000
+    assert report.nbytes_after <= 10_000
+
+
+def test_onnxruntimes_gptq_does_not_pass_the_gate_and_its_defects_are_named_when_it_is_kept(
+    model: Path, feeds: Path, tmp_path: Path
+) -> None:
+    options = ["-o", tmp_path / "out.onnx", "--calibration", feeds, "--engine", "onnxruntime"]
+    judged = run(model, *options)
+    kept = run(model, *options, "--no-quality-gate")
+    assert judged.exit_code == 5
+    assert "not better than rounding to nearest" in judged.stderr
+    assert kept.exit_code == 0, kept.stderr
+    assert "compensates no error" in kept.stderr
+    assert "2 weights (2 gptq), 4 bits" in kept.stdout
+
+
+@pytest.mark.parametrize("method", ["rtn", "k_quant"])
+def test_onnxruntimes_other_methods_need_no_samples(model: Path, feeds: Path, tmp_path: Path, method: str) -> None:
+    report = quantize(model, tmp_path / "out.onnx", method=method, engine="onnxruntime")
+    assert report.count(method) == 2
+    assert output_error(model, tmp_path / "out.onnx", feeds) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "hqq"], "the engine native has no method hqq"),
+        (["--method", "rtn", "--engine", "onnxruntime", "--bits", 8], "writes 4 bits whatever it is asked for"),
+        (["--method", "rtn", "--engine", "onnxruntime", "--exclude", "first"], "does not heed --exclude"),
+    ],
+)
+def test_what_an_engine_would_get_wrong_in_silence_is_refused(
+    model: Path, tmp_path: Path, options: list[object], message: str
+) -> None:
+    result = run(model, "-o", tmp_path / "out.onnx", *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_neural_compressor_is_an_extra_that_is_named_when_it_is_missing(
+    model: Path, feeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("neural_compressor", "neural_compressor.torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    options = ["--calibration", feeds, "--engine", "neural-compressor", "--no-quality-gate"]
+    result = run(model, "-o", tmp_path / "out.onnx", *options)
+    assert result.exit_code == 6
+    assert "phi4mm[inc]" in result.stderr
 
 
 def test_the_help_has_an_example() -> None:

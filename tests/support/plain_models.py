@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-WIDTH, HIDDEN, OUT = 64, 96, 32
+WIDTH, HIDDEN, OUT = 64, 128, 32
 
 
 def write_model(
