@@ -31,6 +31,8 @@ from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component
 
 Progress = Callable[[QuantizeProgress], None]
+WORK_NAME = "phi4mm-work"
+"""Our folder inside the one that --work-dir names."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,9 @@ def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
 def work_folder(target: Path, given: Path | None) -> Iterator[Path]:
     """Where finished layers are kept: the user's folder, or one beside the target that only a killed run leaves."""
     if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given
+        own = given / WORK_NAME  # below it folders are emptied, which may only happen to folders of our making
+        own.mkdir(parents=True, exist_ok=True)
+        yield own
         return
     folder = target.parent / f".{target.name}.work"
     folder.mkdir(exist_ok=True)

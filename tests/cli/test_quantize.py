@@ -286,7 +286,7 @@ def test_all_other_options_are_taken(model: Path, feeds: Path, tmp_path: Path) -
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert result.stdout == ""
-    assert (tmp_path / "work").is_dir()
+    assert names(tmp_path / "work") == ["phi4mm-work"]
 
 
 def test_kept_statistics_give_the_same_bytes_without_samples(model: Path, feeds: Path, tmp_path: Path) -> None:
@@ -298,6 +298,16 @@ def test_kept_statistics_give_the_same_bytes_without_samples(model: Path, feeds:
     assert (tmp_path / "a.onnx.data").read_bytes() == (tmp_path / "b.onnx.data").read_bytes()
     assert "was not judged" in again.stderr
     assert "y on 9 validation samples" in judged.stdout
+
+
+def test_a_work_folder_keeps_finished_layers_for_the_next_run(model: Path, feeds: Path, tmp_path: Path) -> None:
+    (tmp_path / "work" / "samples").mkdir(parents=True)
+    (tmp_path / "work" / "samples" / "mine.txt").write_text("not yours", encoding="utf-8")
+    first = quantize(model, tmp_path / "a.onnx", calibration=feeds, work_dir=tmp_path / "work")
+    again = quantize(model, tmp_path / "b.onnx", calibration=feeds, work_dir=tmp_path / "work")
+    assert (first.reused, again.reused) == (0, 2)
+    assert first.files[1].sha256 == again.files[1].sha256
+    assert names(tmp_path / "work" / "samples") == ["mine.txt"]
 
 
 def test_a_budget_buys_8_bits_for_some_weights(model: Path, feeds: Path, tmp_path: Path) -> None:
