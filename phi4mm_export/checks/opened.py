@@ -186,22 +186,4 @@ def _load(path: Path, file: str, component: Component | None) -> OpenedGraph:
             fix="keep the weights in external data",
         )
     model = load_graph(path, where=file)
-    broken = next(_broken_strings(model), None)
-    if broken is not None:
-        raise PackageError(
-            f"not an ONNX model: a {broken} is no UTF-8 text", where=file, fix="fetch the file again, or export again"
-        )
     return OpenedGraph(file, path, model, graph_io(model.graph), component)
-
-
-def _broken_strings(message: Any) -> Iterator[str]:
-    """Names of the string fields that hold bytes which are no UTF-8; protobuf hands these out as bytes."""
-    for field, value in message.ListFields():
-        if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
-            continue
-        single = isinstance(value, str | bytes) or hasattr(value, "ListFields")
-        for item in [value] if single else value:
-            if field.type == field.TYPE_MESSAGE:
-                yield from _broken_strings(item)
-            elif isinstance(item, bytes):
-                yield str(field.name)

@@ -80,7 +80,8 @@ def _operators(_document: Any, path: Path) -> Iterator[Change]:
 
 def _one_template(document: Any, path: Path) -> Iterator[Change]:
     """Of named chat templates the default one, else the first."""
-    entries = [entry for entry in value_at(document, path) or () if isinstance(entry, dict)]
+    value = value_at(document, path)
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
     named = {entry.get("name"): entry.get("template") for entry in entries}
     template = named.get("default") or next(iter(named.values()), None)
     if isinstance(template, str):

@@ -5,10 +5,10 @@ Reads the protobuf only; external data is neither opened nor required.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phi4mm_export.errors import PackageError, Phi4mmError
 
@@ -84,12 +84,17 @@ def read_graph_io(path: Path, *, where: str | None = None, error: type[Phi4mmErr
 
 
 def load_graph(path: Path, *, where: str | None = None, error: type[Phi4mmError] = PackageError) -> onnx.ModelProto:
-    """The model in an .onnx file without its external data. Raises as `read_graph_io`."""
+    """The model in an .onnx file without its external data.
+
+    Raises as `read_graph_io`, for text that is no UTF-8 too; a pipe or device is not opened.
+    """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no stubs
 
     place = where or path.name
     try:
+        if path.exists() and not path.is_dir() and not path.is_file():
+            raise error("the graph is no plain file", where=place, fix="put the ONNX file there")
         with path.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
                 raise error("found a Git LFS pointer, expected an ONNX model", where=place, fix="run: git lfs pull")
@@ -103,7 +108,25 @@ def load_graph(path: Path, *, where: str | None = None, error: type[Phi4mmError]
         ) from err
     if not model.HasField("graph") or not model.graph.output:
         raise error("not an ONNX model: it has no graph with outputs", where=place, fix="fetch the file again")
+    broken = next(_broken_strings(model), None)
+    if broken is not None:
+        raise error(
+            f"not an ONNX model: a {broken} is no UTF-8 text", where=place, fix="fetch the file again, or export again"
+        )
     return model
+
+
+def _broken_strings(message: Any) -> Iterator[str]:
+    """Names of the string fields that hold bytes which are no UTF-8; protobuf hands these out as bytes."""
+    for field, value in message.ListFields():
+        if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
+            continue
+        single = isinstance(value, str | bytes) or hasattr(value, "ListFields")
+        for item in [value] if single else value:
+            if field.type == field.TYPE_MESSAGE:
+                yield from _broken_strings(item)
+            elif isinstance(item, bytes):
+                yield str(field.name)
 
 
 def graph_io(graph: onnx.GraphProto) -> GraphIo:

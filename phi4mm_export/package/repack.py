@@ -57,5 +57,11 @@ def _uses(models: Mapping[str, onnx.ModelProto], data_file: str) -> Iterable[tup
             entries = {entry.key: entry.value for entry in tensor.external_data}
             if str(PurePosixPath(file).parent / entries.get("location", "")) == data_file:
                 width = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
-                length = int(entries.get("length") or math.prod(tensor.dims) * width)
-                yield tensor, int(entries.get("offset") or 0), length
+                try:
+                    length = int(entries.get("length") or math.prod(tensor.dims) * width)
+                    offset = int(entries.get("offset") or 0)
+                except ValueError as err:
+                    raise PackageError("offset or length is no number", where=f"{file}: {tensor.name}") from err
+                if min(offset, length) < 0 or offset + length >= 2**63:
+                    raise PackageError("offset or length is no place in a file", where=f"{file}: {tensor.name}")
+                yield tensor, offset, length

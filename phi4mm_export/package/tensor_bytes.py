@@ -117,7 +117,7 @@ def tensor_bytes(tensor: onnx.TensorProto, folder: Path, place: str) -> TensorBy
         offset, stated = int(entries.get("offset") or 0), int(entries.get("length") or nbytes)
     except ValueError as err:
         raise PackageError("offset or length of external data is no number", where=place) from err
-    if offset < 0 or stated != nbytes:
+    if offset < 0 or offset + nbytes >= 2**63 or stated != nbytes:
         raise PackageError(f"expected {nbytes:,} bytes of external data, found {stated:,} at {offset:,}", where=place)
     return TensorBytes(tensor.name, place, dtype, dims, folder / location, offset, nbytes)
 

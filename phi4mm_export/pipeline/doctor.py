@@ -13,7 +13,7 @@ from phi4mm_export.checks.claims import Claims, FileFault, read_claims
 from phi4mm_export.checks.contract import detect_contract
 from phi4mm_export.checks.diagnosis import Diagnosis, diagnose, file_findings, further_findings, is_blocking
 from phi4mm_export.checks.files import compare_files
-from phi4mm_export.checks.opened import OpenedPackage, is_inside_name, open_package
+from phi4mm_export.checks.opened import OpenedPackage, is_inside_name, open_package, real_path
 from phi4mm_export.checks.report import Finding, most_severe_first
 from phi4mm_export.checks.static import check_package, config_provider
 from phi4mm_export.errors import ExitCode, PackageError, UsageError
@@ -129,11 +129,11 @@ def _told(findings: Iterable[Finding], repairs: Repairs) -> tuple[Diagnosis, ...
 def _copy(folder: Path, entries: dict[str, Entry], repairs: Repairs, staging: Path) -> None:
     """Plain files, and links that stay inside, as plain files; under their new names."""
     new_names = {old: new for new, old in repairs.renamed.items()}
-    home = folder.resolve()
+    home = real_path(folder)
     for name, entry in entries.items():
         if name in repairs.dropped | repairs.repacked | {MANIFEST_FILE, SUMS_FILE}:
             continue
-        real = (folder / name).resolve()
+        real = real_path(folder / name)
         inside = entry.kind is EntryKind.LINK and real.is_relative_to(home) and real.is_file()
         if entry.kind is EntryKind.FILE or inside:
             target = staging / new_names.get(name, name)

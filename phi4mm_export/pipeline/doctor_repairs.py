@@ -20,11 +20,11 @@ from phi4mm_export.checks.remedies_files import file_changes, published_processo
 from phi4mm_export.checks.report import Finding
 from phi4mm_export.checks.session_options import check_session_options
 from phi4mm_export.checks.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from phi4mm_export.errors import PackageError
+from phi4mm_export.errors import CheckpointError, PackageError
 from phi4mm_export.package.json_edit import edited
 from phi4mm_export.package.manifest import Manifest
 from phi4mm_export.package.tokenizer import added_tokens
-from phi4mm_export.spec.json_text import json_bytes, parse_json
+from phi4mm_export.spec.json_text import json_bytes, parse_json, read_object
 
 MOST_ROUNDS = 5
 """A repair may bring another fault to light; configs need two rounds at most."""
@@ -149,15 +149,12 @@ def _tokens(package: OpenedPackage) -> Mapping[str, int]:
     found: list[dict[str, Any]] = []
     for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
         try:
-            value = parse_json((package.folder / name).read_bytes(), name, error=PackageError)
-        except (OSError, PackageError):
-            value = {}
-        found.append(value if isinstance(value, dict) else {})
+            found.append(read_object(package.folder / name, error=PackageError))
+        except PackageError:
+            found.append({})
     try:
         return added_tokens(found[0], found[1], None)
-    except Exception as err:
-        if type(err).__name__ != "CheckpointError":
-            raise
+    except CheckpointError:
         return {}
 
 
