@@ -6,18 +6,22 @@ For comparison, and for those who must make again what others published; use the
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from phi4mm_export.errors import CheckpointError, UsageError
+from phi4mm_export.errors import CheckpointError, MissingExtraError, UsageError
 from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.quant.settings import CalibrationReader
-from phi4mm_export.runtime.ort import import_onnxruntime
+from phi4mm_export.runtime.ort import first_line, import_onnxruntime
 from phi4mm_export.spec.contract import data_file_name
+
+if TYPE_CHECKING:
+    import onnx
 
 GPTQ_DEFECTS = (
     "onnxruntime's GPTQ compensates no error (it reads the wrong triangle of the factor), so calibration data do not"
@@ -68,8 +72,8 @@ def quantize_with_onnxruntime(
 ) -> tuple[tuple[WrittenFile, ...], str]:
     """Write `target` and its data file with the bundled quantizer, 4 bits. -> (files, warning or "").
 
-    limit: use only so many samples. Raises UsageError for GPTQ without samples or nodes without names (it would lose
-    them), CheckpointError where the quantizer itself fails.
+    limit: use only so many samples. Nodes without a name get one: the quantizer would lose them. Raises UsageError for
+    GPTQ without samples, MissingExtraError for HQQ without torch, CheckpointError where the quantizer itself fails.
     """
     import onnx
 
@@ -79,17 +83,11 @@ def quantize_with_onnxruntime(
     if not hasattr(bundled, "MatMulNBitsQuantizer"):
         raise UsageError("this onnxruntime has no MatMulNBitsQuantizer", fix="install onnxruntime 1.22 or later")
     model = onnx.load(source)
-    unnamed = sum(node.op_type == "MatMul" and not node.name for node in model.graph.node)
+    _name_nodes(model)
     config: Any = None
     if algorithm is OrtAlgorithm.GPTQ:
         if reader is None or next(iter(_Feeds(reader, limit=1)), None) is None:
             raise UsageError("GPTQ was asked for without calibration samples", fix="pass --calibration")
-        if unnamed:
-            raise UsageError(
-                f"{unnamed} MatMul nodes have no name, and onnxruntime's GPTQ would drop them from the graph",
-                where=source.name,
-                fix="use --engine native",
-            )
         config = bundled.GPTQWeightOnlyQuantConfig(calibration_data_reader=_Feeds(reader, limit=limit))
     elif algorithm is OrtAlgorithm.HQQ:
         config = bundled.HQQWeightOnlyQuantConfig(block_size=block_size, bits=4)
@@ -100,11 +98,15 @@ def quantize_with_onnxruntime(
     )
     logging.getLogger("onnxruntime.quantization").setLevel(logging.ERROR)
     try:
-        quantizer.process()
-    except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as err:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            quantizer.process()
+    except ImportError as err:
+        raise MissingExtraError("torch", "inc", f"onnxruntime's {algorithm}") from err
+    except (AssertionError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as err:
         hint = f" ({ODD_BLOCKS})" if "reshape" in str(err) else ""
         raise CheckpointError(
-            f"onnxruntime's {algorithm} failed: {str(err).splitlines()[0]}{hint}",
+            f"onnxruntime's {algorithm} failed: {first_line(err)}{hint}",
             where=source.name,
             fix="use --engine native",
         ) from err
@@ -112,3 +114,16 @@ def quantize_with_onnxruntime(
     onnx.save(quantizer.model.model, target, save_as_external_data=True, location=data_name, size_threshold=1024)
     files = tuple(hashed(target.parent, name) for name in (data_name, target.name))
     return files, GPTQ_DEFECTS if algorithm is OrtAlgorithm.GPTQ else ""
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    """Give every node of the main graph a name of its own."""
+    taken = {node.name for node in model.graph.node}
+    seen: set[str] = set()
+    for index, node in enumerate(model.graph.node):
+        if not node.name or node.name in seen:
+            node.name = next(
+                name for name in (f"{node.op_type}_{index}{'_' * n}" for n in range(9)) if name not in taken
+            )
+            taken.add(node.name)
+        seen.add(node.name)
