@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 SHOWN = 5
 """Differences of one kind that are listed without --all."""
 
+MOST_SHOWN = 100
+"""Characters of either side in one line."""
+
 
 def command(
     a: Annotated[Path, typer.Argument(help="Package folder, .onnx or .json file.", metavar="A")],
@@ -62,8 +65,11 @@ def report_lines(report: DiffReport, *, every: bool) -> list[str]:
 
     lines: list[str] = []
     order = list(Level)
-    ordered = sorted(report.differences, key=lambda item: order.index(item.level))
-    for _, group in groupby(ordered, key=lambda item: (item.level, item.what if item.level != "value" else "")):
+
+    def kind(item: Difference) -> tuple[int, str]:
+        return order.index(item.level), "" if item.level is Level.VALUE else item.what
+
+    for _, group in groupby(sorted(report.differences, key=kind), key=kind):
         items = list(group)
         shown: Sequence[Difference] = items if every else items[:SHOWN]
         lines += [_line(item) for item in shown]
@@ -77,5 +83,10 @@ def report_lines(report: DiffReport, *, every: bool) -> list[str]:
 
 
 def _line(item: Difference) -> str:
-    sides = f" ({item.a or 'nothing'} -> {item.b or 'nothing'})" if item.a or item.b else ""
+    sides = f" ({_short(item.a)} -> {_short(item.b)})" if item.a or item.b else ""
     return f"{item.level} {item.where}: {item.what}{sides}" + (" [within tolerance]" if item.within else "")
+
+
+def _short(text: str) -> str:
+    """A side's text, cut to what a line can show; --json has all of it."""
+    return (text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}...") or "nothing"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from phi4mm_export.errors import PackageError
 from phi4mm_export.package.tensor_bytes import CHUNK, TensorBytes
 from phi4mm_export.weights.packing import unpack
 
@@ -157,6 +158,39 @@ class QuantizedWeight:
         return unpack(packed, self.bits)[:, : self.blocks].astype(np.float32)[..., None]
 
 
+MOST_TURNED_NBYTES = 256 << 20
+"""A weight stored column by column is read whole up to this size; larger ones are not compared."""
+
+
+@dataclass(frozen=True)
+class DenseWeight:
+    """A float weight as rows of `width` values; `turned` if it is stored as [width, rows]."""
+
+    rows: int
+    width: int
+    values: TensorBytes
+    turned: bool
+
+    @property
+    def parts(self) -> tuple[TensorBytes, ...]:
+        """The tensor that holds it."""
+        return (self.values,)
+
+    def read(self, start: int, stop: int) -> tuple[None, F32]:
+        """No codes, and values float32 [stop - start, width].
+
+        Raises PackageError for a weight that would have to be turned and is too large to hold.
+        """
+        if not self.turned:
+            return None, self.values.rows(start, stop, self.width).astype(np.float32)
+        if self.values.nbytes > MOST_TURNED_NBYTES:
+            raise PackageError(f"{self.values.nbytes:,} bytes are too many to turn", where=self.values.place)
+        return None, self.values.rows(0, self.width, self.rows)[:, start:stop].T.astype(np.float32)
+
+
+Weight = QuantizedWeight | DenseWeight
+
+
 @dataclass(frozen=True)
 class CodeDistance:
     """Two quantized weights. `codes` counts codes, None where their formats differ so that codes cannot be compared;
@@ -181,15 +215,20 @@ class CodeDistance:
         }
 
 
-def quantized_distance(a: QuantizedWeight, b: QuantizedWeight) -> CodeDistance:
-    """The distance of two quantized weights of equal rows and width, in pieces of a few megabytes."""
+def weight_distance(a: Weight, b: Weight) -> CodeDistance:
+    """The distance of two weights of equal rows and width, in pieces of a few megabytes.
+
+    Codes are compared where both are quantized in one format, what they stand for always.
+    """
     sums, codes, steps = _Sums(), 0, 0
-    alike = (a.bits, a.block) == (b.bits, b.block)
-    step = max(1, CHUNK // (8 * a.width))
+    formats = [(side.bits, side.block) if isinstance(side, QuantizedWeight) else None for side in (a, b)]
+    alike = formats[0] is not None and formats[0] == formats[1]
+    whole = any(isinstance(side, DenseWeight) and side.turned for side in (a, b))
+    step = a.rows if whole else max(1, CHUNK // (8 * a.width))
     for start in range(0, a.rows, step):
         stop = min(start + step, a.rows)
         (x_codes, x), (y_codes, y) = a.read(start, stop), b.read(start, stop)
-        if alike:
+        if x_codes is not None and y_codes is not None and alike:
             apart = np.abs(x_codes.astype(np.int16) - y_codes.astype(np.int16))
             codes += int(np.count_nonzero(apart))
             steps = max(steps, int(apart.max(initial=0)))

@@ -75,6 +75,7 @@ def test_one_path_is_printed_as_canonical_text(packages: tuple[Path, Path]) -> N
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.subprocess
 def test_git_shows_a_changed_graph_through_it(packages: tuple[Path, Path], tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()

@@ -60,6 +60,7 @@ def test_a_cause_is_told_with_place_symptom_and_repair_and_the_exit_code_is_4(pa
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="the program patch is not installed")
+@pytest.mark.subprocess
 def test_the_printed_patch_applies_and_cures(package: Path) -> None:
     edit_config(package, lambda c: c["search"].update(max_length=0, num_beams=4))
     edit_json(package / "tokenizer_config.json", lambda c: c.update(tokenizer_class="AutoTokenizer"))

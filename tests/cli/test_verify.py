@@ -86,6 +86,7 @@ def test_a_path_that_is_no_folder_is_exit_2(package: Path) -> None:
     assert _run(package / "nothing").exit_code == 2
 
 
+@pytest.mark.subprocess
 def test_it_writes_nothing_and_loads_neither_onnxruntime_nor_torch(package: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in package.rglob("*")}
     script = (

@@ -237,6 +237,24 @@ def test_formats_that_differ_are_compared_by_what_they_stand_for(tmp_path: Path)
     assert [item.where for item in found if item.level is Level.ATTRIBUTE] == ["m.onnx: linear.bits"]
 
 
+@pytest.mark.parametrize("as_rows", [True, False])
+def test_a_float_weight_that_was_quantized_is_compared_with_what_its_codes_stand_for(
+    tmp_path: Path, as_rows: bool
+) -> None:
+    codes, scales = _codes(), np.full((N, 3), 0.25)
+    values = ((codes.astype(np.float32) - 8) * np.float32(0.25)).reshape(N, -1)[:, :K]
+    values[0, 0] += 0.125
+    stored = _weight(np.ascontiguousarray(values if as_rows else values.T))
+    if as_rows:
+        node = helper.make_node("FusedMatMul", ["x", "w"], ["y"], name="linear", domain="com.microsoft", transB=1)
+    else:
+        node = helper.make_node("MatMul", ["x", "w"], ["y"], name="linear")
+    found = _pair(tmp_path, _model([stored], [node], width=K), _quantized(codes, scales))
+    assert [item.level for item in found] == [Level.NODE, Level.VALUE]
+    assert (found[1].figures["dequantized_differing"], found[1].figures["dequantized_max_abs"]) == (1, 0.125)
+    assert found[1].what.startswith("float against 4 bits in blocks of 16")
+
+
 # ------------------------------------------------------------------ packages, JSON, files
 
 
