@@ -40,6 +40,11 @@ def test_what_is_written_is_read_back_equal() -> None:
     assert parse_manifest(manifest_documents(manifest)["phi4mm.json"]) == manifest
 
 
+def test_an_empty_file_can_be_listed() -> None:
+    manifest = make_manifest([_entry("a", size=0)])
+    assert parse_manifest(manifest_documents(manifest)["phi4mm.json"]).by_name["a"].size == 0
+
+
 def test_files_are_sorted_and_the_package_digest_is_that_of_their_lines() -> None:
     manifest = _manifest("b.onnx", "a.json")
     lines = f"{ZERO} 3 a.json\n{ZERO} 3 b.onnx\n"
