@@ -52,13 +52,14 @@ class Case:
     sticky: bool
 
 
+def _failing(code: int, *, sticky: bool) -> Callable[[int], Callable[[int, str], int]]:
+    return lambda number: failing(number, code, sticky=sticky)
+
+
 CASES = [
-    *(Case(f"{name} once", lambda n, c=code: failing(n, c), False) for name, code in ERRORS.items()),
-    *(
-        Case(f"{name} from then on", lambda n, c=code: failing(n, c, sticky=True), True)
-        for name, code in ERRORS.items()
-    ),
-    Case("SIGKILL", lambda n: dying(n, lambda: os.kill(os.getpid(), signal.SIGKILL)), True),
+    *(Case(f"{name} once", _failing(code, sticky=False), False) for name, code in ERRORS.items()),
+    *(Case(f"{name} from then on", _failing(code, sticky=True), True) for name, code in ERRORS.items()),
+    Case("SIGKILL", lambda number: dying(number, lambda: os.kill(os.getpid(), signal.SIGKILL)), True),
 ]
 
 

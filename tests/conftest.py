@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from support.audit import Guard
 
 from phi4mm_export.pipeline.synth import synth
 from phi4mm_export.spec.model import Layout
 
 BuildOnce = Callable[[str, Callable[[Path], object]], Path]
+GUARD = Guard()
+
+
+def pytest_configure() -> None:
+    """Watch the whole process: see support/audit.py."""
+    GUARD.install()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Every phase of a test, its fixtures included, keeps to what its markers allow."""
+    network, programs = (item.get_closest_marker(name) is not None for name in ("network", "subprocess"))
+    with GUARD.around(network=network, programs=programs):
+        return (yield)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """What was tried fails the test even if the code under test swallowed the refusal."""
+    assert not GUARD.tried, GUARD.tried
 
 
 @pytest.fixture(scope="session")

@@ -99,11 +99,13 @@ def staged(
 def publish(work: Path, target: Path) -> None:
     """Sync the finished folder `work`/package and rename it into place; an old target ends in `work`/previous.
 
-    The old folder must not lose a file before both renames are on disk, so both folders are synced before the caller
-    removes it. Raises SystemLimitError if another run published meanwhile; after an error the old target stands.
+    The old folder must be found again whatever a power failure forgets, so the way to it is on disk before it is moved;
+    and it must not lose a file before both renames are on disk. Raises SystemLimitError if another run published
+    meanwhile; after an error the old target stands.
     """
     package, previous = work / PACKAGE, work / PREVIOUS
     sync_tree(package)
+    sync_way_to(work)
     try:
         if os.path.lexists(target):
             target.rename(previous)
@@ -148,6 +150,12 @@ def sync_tree(folder: Path) -> None:
         for name in sorted(folders):
             sync_folder(Path(root) / name)
     sync_folder(folder)
+
+
+def sync_way_to(work: Path) -> None:
+    """fsync a work folder, the claim that holds it and the folder that holds the claim: their entries are on disk."""
+    for folder in (work, work.parent, work.parent.parent):
+        sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:

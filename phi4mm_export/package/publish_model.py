@@ -12,7 +12,7 @@ from pathlib import Path
 
 from phi4mm_export.errors import UsageError
 from phi4mm_export.package.claim import PREVIOUS, claim_path, claimed, insist, remove
-from phi4mm_export.package.publish import PACKAGE, check_parent, sync_folder, sync_tree
+from phi4mm_export.package.publish import PACKAGE, check_parent, sync_folder, sync_tree, sync_way_to
 from phi4mm_export.package.room import check_room, disk_errors
 from phi4mm_export.spec.contract import data_file_name
 
@@ -83,17 +83,23 @@ def publish_model(work: Path, target: Path) -> None:
         previous.mkdir()
         (previous / RECORD).write_text("\n".join(path.name for path in old), encoding="utf-8")
         sync_tree(previous)
-        sync_folder(work)
+        sync_way_to(work)
         for path in old:
             path.rename(previous / path.name)
+            _sync_all(target.parent, previous)
         for path in reversed(pair):
             if (package / path.name).exists():
                 (package / path.name).rename(path)
-        for folder in (target.parent, previous, package):
-            sync_folder(folder)
+                _sync_all(target.parent, package)
     except BaseException:
         insist(lambda: _roll_back(work, target))
         raise
+
+
+def _sync_all(*folders: Path) -> None:
+    """Each rename is on disk before the next one: a graph must never stand beside another graph's data."""
+    for folder in folders:
+        sync_folder(folder)
 
 
 def _roll_back(work: Path, target: Path) -> None:

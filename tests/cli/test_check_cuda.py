@@ -12,6 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "check_cuda.py"
 
 
+@pytest.mark.subprocess
 @pytest.mark.skipif(og.is_cuda_available(), reason="this machine has a CUDA device")
 @pytest.mark.parametrize(("options", "code"), [((), 0), (("--require",), 6)])
 def test_without_a_cuda_device_it_says_so_and_checks_nothing(options: tuple[str, ...], code: int) -> None:

@@ -159,6 +159,7 @@ def test_errors_are_one_json_object_under_json(tmp_path: Path, monkeypatch: pyte
     assert json.loads(result.stderr)["exit_code"] == result.exit_code == 2
 
 
+@pytest.mark.subprocess
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_with_130_one_line_and_nothing_left(

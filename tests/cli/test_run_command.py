@@ -107,6 +107,7 @@ def test_a_folder_that_is_no_package_is_exit_2(tmp_path: Path) -> None:
     assert "expected a package folder with genai_config.json" in result.stderr
 
 
+@pytest.mark.subprocess
 def test_the_installed_command_leaves_nothing_in_the_home_directory(package: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment.pop("ORT_DISABLE_TELEMETRY", None)
@@ -116,6 +117,7 @@ def test_the_installed_command_leaves_nothing_in_the_home_directory(package: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.subprocess
 def test_the_library_call_leaves_nothing_in_the_home_directory_either(package: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path)}
     environment.pop("ORT_DISABLE_TELEMETRY", None)
@@ -133,6 +135,7 @@ def test_the_library_call_leaves_nothing_in_the_home_directory_either(package: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.subprocess
 def test_the_example_asks_in_every_mode(package: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "phi4mm_ort_genai.py"
     result = subprocess.run([sys.executable, str(example), str(package)], capture_output=True, text=True, check=False)

@@ -98,6 +98,7 @@ def test_an_empty_folder_and_a_checkpoint_are_usage_errors(tmp_path: Path) -> No
     assert "found a checkpoint" in result.stderr
 
 
+@pytest.mark.subprocess
 def test_it_neither_writes_into_the_package_nor_loads_onnxruntime_or_torch(package: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in package.iterdir()}
     script = (

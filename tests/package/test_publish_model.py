@@ -67,6 +67,7 @@ def test_an_error_in_the_block_leaves_the_old_pair_and_nothing_else(tmp_path: Pa
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize("new_data", ["data", "none"])
 @pytest.mark.parametrize("old_data", ["old data", None])
 @pytest.mark.parametrize("old_graph", ["old graph", None])

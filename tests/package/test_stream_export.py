@@ -47,6 +47,7 @@ def _needs_the_hub_library() -> None:
     pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
 
 
+@pytest.mark.subprocess
 def test_a_streamed_export_has_the_bytes_of_one_from_disk_and_leaves_no_copy(
     tiny_checkpoint: Path, gated_package: Path, tmp_path: Path
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_streamed_export_has_the_bytes_of_one_from_disk_and_leaves_no_copy(
     assert len(hub.range_requests) < 60
 
 
+@pytest.mark.subprocess
 def test_adapter_folders_of_the_native_layout_are_streamed_too(
     tiny_native: Path, gated_package: Path, tmp_path: Path
 ) -> None:
@@ -71,6 +73,7 @@ def test_adapter_folders_of_the_native_layout_are_streamed_too(
     assert (tmp_path / "p" / name).read_bytes() == (gated_package / name).read_bytes()
 
 
+@pytest.mark.subprocess
 def test_faults_on_the_way_change_no_byte(tiny_checkpoint: Path, tmp_path: Path) -> None:
     recipe = Recipe.resolve(components=(Component.SPEECH,))
     export(tiny_checkpoint, tmp_path / "plain", recipe=recipe, settings=ExportSettings())
@@ -82,6 +85,7 @@ def test_faults_on_the_way_change_no_byte(tiny_checkpoint: Path, tmp_path: Path)
     assert _files(tmp_path / "p") == _files(tmp_path / "plain")
 
 
+@pytest.mark.subprocess
 def test_a_server_without_ranges_is_refused_and_nothing_is_left(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with serving(Hub(MODEL, tiny_checkpoint, ranges=False)) as hub:
         done = _stream(hub, tmp_path / "home", "export", MODEL, "-o", tmp_path / "p", "--stream", "-q")
@@ -90,6 +94,7 @@ def test_a_server_without_ranges_is_refused_and_nothing_is_left(tiny_checkpoint:
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.subprocess
 def test_a_file_that_changes_on_the_way_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with serving(Hub(MODEL, tiny_checkpoint, fault=lambda number: "etag" if number == 6 else "")) as hub:
         done = _stream(hub, tmp_path / "home", "export", MODEL, "-o", tmp_path / "p", "--stream", "-q")
@@ -97,6 +102,7 @@ def test_a_file_that_changes_on_the_way_is_refused(tiny_checkpoint: Path, tmp_pa
     assert "the remote file changed" in done.stderr
 
 
+@pytest.mark.subprocess
 def test_a_plan_of_a_hub_model_reads_headers_only(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with serving(Hub(MODEL, tiny_checkpoint)) as hub:
         done = _stream(hub, tmp_path / "home", "plan", MODEL, "--json")

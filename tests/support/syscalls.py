@@ -161,10 +161,12 @@ def _path_call(watch: Watch, name: str, real: Callable[..., Any]) -> Callable[..
             return real(path, *args, **options)
         if not reading:
             watch.hit(name)
+        full = os.path.join(watch.folder, inside)  # noqa: PTH118
+        makes = name == "open" and not reading and bool(args[0] & os.O_TRUNC or not os.path.lexists(full))
         done = real(path, *args, **options)
         if name == "open":
             watch.descriptors[done] = inside
-            if not reading:
+            if makes:
                 watch.note("create", inside)
         else:
             other = watch.inside(args[0]) if name in ("rename", "replace", "link") else ""

@@ -82,6 +82,7 @@ def test_the_reduction_constants_add_up_to_half_pi() -> None:
     assert abs(Decimal(parts.numerator) / Decimal(parts.denominator) - half_pi) < Decimal("1e-36")
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize(
     "environment",
     [

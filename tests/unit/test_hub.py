@@ -135,6 +135,7 @@ def stored(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.subprocess
 @pytest.mark.network
 def test_a_download_takes_only_what_an_export_reads_and_names_the_commit(stored: Path, tmp_path: Path) -> None:
     with serving(Hub(MODEL, stored)) as hub:
@@ -161,6 +162,7 @@ def test_a_download_takes_only_what_an_export_reads_and_names_the_commit(stored:
     assert done == total > 0
 
 
+@pytest.mark.subprocess
 @pytest.mark.network
 def test_a_fetched_model_is_found_again_offline_without_a_request(stored: Path, tmp_path: Path) -> None:
     with serving(Hub(MODEL, stored)) as hub:
@@ -171,6 +173,7 @@ def test_a_fetched_model_is_found_again_offline_without_a_request(stored: Path, 
     assert hub.requests == []
 
 
+@pytest.mark.subprocess
 @pytest.mark.network
 def test_offline_without_a_cached_copy_is_a_system_error(stored: Path, tmp_path: Path) -> None:
     with serving(Hub(MODEL, stored)) as hub:
@@ -180,6 +183,7 @@ def test_offline_without_a_cached_copy_is_a_system_error(stored: Path, tmp_path:
     assert hub.requests == []
 
 
+@pytest.mark.subprocess
 @pytest.mark.network
 def test_a_hub_that_does_not_answer_is_a_system_error(stored: Path, tmp_path: Path) -> None:
     with serving(Hub(MODEL, stored)) as hub:
@@ -189,6 +193,7 @@ def test_a_hub_that_does_not_answer_is_a_system_error(stored: Path, tmp_path: Pa
     assert "\n" not in result["text"]
 
 
+@pytest.mark.subprocess
 @pytest.mark.network
 @pytest.mark.parametrize(
     ("model", "revision", "gated", "expected"),
