@@ -11,10 +11,12 @@ import pytest
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from phi4mm_export.cli.app import app
+from phi4mm_export.cli.app import COMMANDS, app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+EVERYWHERE = {"--help", "--json", "--quiet", "--verbose", "--output", "--overwrite"}
+"""Options that mean the same in every command that has them."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -107,6 +109,25 @@ def test_every_page_of_docs_is_reachable_from_the_index() -> None:
     missing = {page.name for page in ROOT.glob("docs/*.md")} - {"index.md"} - set(LINK.findall(index))
 
     assert missing == set()
+
+
+def test_the_readme_lists_every_command() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert [name for name in COMMANDS if f"| `phi4mm {name}` |" not in readme] == []
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) & {page.stem for page in PAGES}))
+def test_the_page_of_a_command_names_every_option_of_it(name: str) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    command = group.get_command(typer.Context(group, info_name="phi4mm"), name)
+    assert command is not None
+
+    options = [set(parameter.opts) for parameter in command.params if parameter.param_type_name == "option"]
+
+    assert [names for names in options if not names & EVERYWHERE and not any(name in page for name in names)] == []
 
 
 def test_a_misspelt_option_a_wrong_value_and_a_spare_word_are_noticed() -> None:

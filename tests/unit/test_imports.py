@@ -58,10 +58,12 @@ def closure() -> set[str]:
     return seen
 
 
+@pytest.mark.subprocess
 def test_importing_the_package_loads_neither_torch_nor_onnxruntime_nor_numpy() -> None:
     assert loaded_by("import phi4mm_export") == set()
 
 
+@pytest.mark.subprocess
 def test_asking_for_help_loads_no_heavy_library() -> None:
     statement = (
         "sys.argv = ['phi4mm', '--help']\nfrom phi4mm_export.cli.app import main\n"
@@ -144,6 +146,7 @@ def test_the_base_install_pulls_in_no_library_of_an_extra_through_another() -> N
     assert closure() & (runtimes | media | frameworks) == set()
 
 
+@pytest.mark.subprocess
 def test_the_import_contracts_hold() -> None:
     code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
