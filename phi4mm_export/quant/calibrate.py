@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import UsageError
+from phi4mm_export.quant.augment import vocabularies, with_random_ids
 from phi4mm_export.quant.bias import Bias
 from phi4mm_export.quant.codes import Codes, Grid
 from phi4mm_export.quant.finished import FinishedLayers, Outcome, Solved, content_key
@@ -56,9 +57,11 @@ class Calibrated:
 
 
 class Samples:
-    """Calibration samples in the spill, by number."""
+    """Calibration samples in the spill. order: their numbers, augmented copies last; digests: of those given."""
 
-    def __init__(self, graph: Graph, spill: Spill, reader: CalibrationReader, *, holdout: bool) -> None:
+    def __init__(
+        self, graph: Graph, spill: Spill, reader: CalibrationReader, settings: QuantSettings, *, holdout: bool
+    ) -> None:
         def store(index: int, arrays: Mapping[str, NDArray[Any]]) -> None:
             for name, value in arrays.items():
                 spill.put((FLOAT, index, name), value)
@@ -67,6 +70,11 @@ class Samples:
         self.spill = spill
         self.order = calibration_order(digests, holdout=holdout)
         self.digests = tuple(digests[number] for number in self.order)
+        sizes = vocabularies(graph) if settings.augment else {}
+        for rank, number in enumerate(self.order[: len(self.digests)] if sizes else []):
+            given = {name: spill.get((FLOAT, number, name)) for name in graph.inputs}
+            store(len(digests) + rank, with_random_ids(given, sizes, seed=(settings.seed, rank)))
+            self.order.append(len(digests) + rank)
 
 
 def calibrate(

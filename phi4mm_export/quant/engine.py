@@ -95,7 +95,7 @@ def quantize_graph(
         samples = None
         if calibrated and statistics is None:
             assert reader is not None
-            samples = Samples(graph, spill, reader, holdout=holdout)
+            samples = Samples(graph, spill, reader, settings, holdout=holdout)
         if settings.budget_nbytes is not None:
             grids = choose_bits(graph, sites, grids, samples, settings)
         correcting = settings.bias_correction and calibrated

@@ -27,7 +27,8 @@ from phi4mm_export.quant.settings import Method, QuantSettings
 from phi4mm_export.weights.exact import F32, F64
 
 MAX_DAMP = 1.0
-SHRINK = 0.0
+SAMPLING_DAMP = 0.3
+"""Damping added per channel and token, K / T of it: few tokens say little about how channels go together."""
 TARGET_SHARE = 0.25
 """Share of the drift between the streams that the weights make up for; more of it fits the calibration set only."""
 MIN_TOKENS_PER_CHANNEL = 2
@@ -75,9 +76,8 @@ def _factor(seen: Moments, block_size: int, settings: QuantSettings, math: Arith
     diagonal = np.diagonal(seen.hessian)
     mean = float(np.add.reduce(diagonal)) / len(diagonal)
     order = channel_order(diagonal, block_size, settings.order)
-    ordered = seen.hessian[np.ix_(order, order)] * (1 - SHRINK)
-    ordered[np.diag_indices(len(ordered))] += diagonal[order] * SHRINK
-    damp = settings.damp
+    ordered = seen.hessian[np.ix_(order, order)]
+    damp = min(settings.damp + SAMPLING_DAMP * len(diagonal) / seen.tokens, MAX_DAMP)
     while damp <= MAX_DAMP:
         damped = ordered.copy()
         damped[np.diag_indices(len(damped))] += damp * mean if mean > 0 else 1.0
@@ -119,10 +119,11 @@ def _target(weight: F64, seen: Moments, factor: _Factor, math: Arithmetic) -> F6
 
 
 def _relative(weight: F64, values: F64, seen: Moments) -> float:
-    """|X (values - weight)| / |X weight| over the centred calibration inputs."""
-    gap = values - weight
-    error = float(np.add.reduce(gap * (seen.hessian @ gap), axis=None))
-    energy = float(np.add.reduce(weight * (seen.hessian @ weight), axis=None))
+    """|X (values - weight)| / |X weight| over the centred calibration inputs; float32, a figure for reports."""
+    hessian = seen.hessian.astype(np.float32)
+    gap, reference = (values - weight).astype(np.float32), weight.astype(np.float32)
+    error = float(np.add.reduce(gap * (hessian @ gap), axis=None, dtype=np.float64))
+    energy = float(np.add.reduce(reference * (hessian @ reference), axis=None, dtype=np.float64))
     return float(np.sqrt(max(error, 0.0) / energy)) if energy > 0 else 0.0
 
 

@@ -40,7 +40,8 @@ class QuantSettings:
 
     exclude, include: globs over node names and weight names. damp: share of the Hessian's mean diagonal.
     budget_nbytes: bytes all quantized weights may take together; layers that gain most get 8 bits.
-    seed: recorded with the result and part of the cache keys; the algorithms draw nothing at random.
+    seed: of the random ids that `augment` draws; nothing else is random.
+    augment: calibrate graphs that take token ids also on copies of the samples with random ids.
     exact: linear algebra whose bits do not depend on the BLAS kernel or its thread count.
     """
 
@@ -59,6 +60,7 @@ class QuantSettings:
     seed: int = 0
     jobs: int = 1
     exact: bool = False
+    augment: bool = True
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from phi4mm_export.errors import UsageError
 from phi4mm_export.quant import calibrate as calibration
@@ -52,6 +53,7 @@ def test_the_order_of_samples_and_the_number_of_jobs_do_not_matter(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.subprocess
 @pytest.mark.parametrize("exact", [False, True])
 def test_one_and_two_blas_threads_give_the_same_bytes(tmp_path: Path, exact: bool) -> None:
     code = (
@@ -232,3 +234,36 @@ def test_no_work_folder_remains_beside_the_target(tmp_path: Path) -> None:
     source = two_layers(tmp_path / "m.onnx")
     quantized(source, tmp_path / "out", feeds(2, 64, seed=1))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["q.onnx", "q.onnx.data"]
+
+
+def test_graphs_of_token_ids_are_calibrated_on_random_ids_too(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["x"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    arrays = {"table": matrix(400, 64), "w": matrix(64, 24, seed=1)}
+    graph = helper.make_graph(
+        nodes,
+        "ids",
+        [helper.make_tensor_value_info("ids", 7, ["m"])],
+        [helper.make_tensor_value_info("y", 1, ["m", 24])],
+        [numpy_helper.from_array(value, name) for name, value in arrays.items()],
+    )
+    source = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), source)
+    samples: list[Feed] = [{"ids": np.arange(30)}, {"ids": np.arange(5, 35)}]
+    everything: list[Feed] = [{"ids": np.arange(400)}]
+    exact, errors = run(source, everything), []
+    for augment in (True, False):
+        result = quantized(source, tmp_path / str(augment), samples, QuantSettings(block_size=16, augment=augment))
+        assert result.samples == 2
+        errors.append(relative(run(tmp_path / str(augment) / "q.onnx", everything), exact))
+    assert errors[0] < errors[1]
+    quantized(source, tmp_path / "again", samples, QuantSettings(block_size=16))
+    assert digest(tmp_path / "True") == digest(tmp_path / "again")
+    quantized(source, tmp_path / "seed", samples, QuantSettings(block_size=16, seed=1))
+    assert digest(tmp_path / "True") != digest(tmp_path / "seed")
+
+
+def test_damping_grows_where_tokens_are_few(tmp_path: Path) -> None:
+    source = two_layers(tmp_path / "m.onnx")
+    few, many = (quantized(source, tmp_path / str(n), feeds(n, 64, seed=1)).layers[0].damp for n in (1, 30))
+    assert few == pytest.approx(0.01 + 0.3 * 64 / 64)
+    assert many == pytest.approx(0.01 + 0.3 * 64 / (30 * 64))

@@ -11,6 +11,7 @@ import importlib
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,7 +52,7 @@ def quantize_with_neural_compressor(
     codes: dict[str, Codes] = {}
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=target.parent) as folder:
         spill = Spill(Path(folder) / "live")
-        samples = Samples(graph, spill, reader, holdout=False)
+        samples = Samples(graph, spill, reader, replace(settings, augment=False), holdout=False)
         stages = plan_stages(graph, sites)
         streams = Streams(graph, stages, spill, samples.order, jobs=settings.jobs, twofold=False)
         for number, stage in enumerate(stages):
