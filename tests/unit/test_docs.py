@@ -125,7 +125,11 @@ def test_the_page_of_a_command_names_every_option_of_it(name: str) -> None:
     command = group.get_command(typer.Context(group, info_name="phi4mm"), name)
     assert command is not None
 
-    options = [set(parameter.opts) for parameter in command.params if parameter.param_type_name == "option"]
+    options = [
+        {*parameter.opts, *parameter.secondary_opts}
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+    ]
 
     assert [names for names in options if not names & EVERYWHERE and not any(name in page for name in names)] == []
 
