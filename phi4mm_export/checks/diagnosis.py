@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from phi4mm_export.checks.causes import cause_of
@@ -176,9 +175,3 @@ def _kept_arenas(package: OpenedPackage) -> Iterator[Finding]:
 def is_blocking(diagnosis: Diagnosis) -> bool:
     """Whether the package cannot be used as it is."""
     return diagnosis.finding.severity is Severity.ERROR
-
-
-def is_junk(name: str) -> bool:
-    """Files that operating systems drop anywhere."""
-    base = Path(name).name
-    return base in (".DS_Store", "Thumbs.db", "desktop.ini") or base.startswith("._")

@@ -10,7 +10,9 @@ from typing import Any
 
 from phi4mm_export.errors import PackageError, UsageError
 from phi4mm_export.package.detach import detach_data
+from phi4mm_export.package.file_names import is_left_over
 from phi4mm_export.package.graph_io import load_graph
+from phi4mm_export.package.manifest import check_names
 from phi4mm_export.package.write import WrittenFile, hashed, write_file
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.genai import CONFIG_FILE
@@ -62,9 +64,15 @@ def open_borrowed(path: Path, exported: tuple[Component, ...], written: frozense
             names |= own
     left = {name for graph in graphs.values() if graph and (path / graph).is_file() for name in files_of(path, graph)}
     for file in sorted(path.iterdir()):
-        plain = file.is_file() and not file.name.startswith(".") and not file.name.endswith(".onnx_adapter")
+        plain = (
+            file.is_file()
+            and not file.name.startswith(".")
+            and not is_left_over(file.name)
+            and not file.name.endswith(".onnx_adapter")
+        )
         if plain and file.name not in NOT_COPIED | left:
             names.add(file.name)
+    check_names(names)
     return BorrowedPackage(path, config, tuple(sorted(names)), tuple(detached))
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 MOST_PARTS = 8
 """Deepest path; our layouts use two parts."""
 MOST_PART_NBYTES = 255
 """Longest part of a path that common file systems take."""
+LEFT_OVERS = (".cache/huggingface/*", ".git/*", ".gitattributes", "model.sig")
+"""What downloads, clones and signing leave in a package: patterns, `*` also matches `/`."""
 _FORBIDDEN = frozenset('<>:"|?*\\')
 _DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{kind}{n}" for kind in ("com", "lpt") for n in range(10))})
 """Names that Windows gives to devices, whatever their extension. Source: Microsoft, Naming Files, Paths, Namespaces."""
@@ -46,6 +49,17 @@ def _part_fault(part: str) -> str:
     if part.split(".")[0].casefold() in _DEVICES:
         return "the name is that of a device on Windows"
     return ""
+
+
+def is_junk(name: str) -> bool:
+    """Files that operating systems drop anywhere."""
+    base = name.rpartition("/")[2]
+    return base in (".DS_Store", "Thumbs.db", "desktop.ini") or base.startswith("._")
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a file is none of a package's own: what downloads, clones, signing and operating systems leave."""
+    return is_junk(name) or any(fnmatchcase(name, pattern) for pattern in LEFT_OVERS)
 
 
 def folded(name: str) -> str:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from phi4mm_export import __version__
 from phi4mm_export.errors import PackageError, some
-from phi4mm_export.package.file_names import name_collision, name_fault
+from phi4mm_export.package.file_names import LEFT_OVERS, name_collision, name_fault
 from phi4mm_export.spec.json_text import json_bytes
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.recipe import Recipe
@@ -34,8 +34,8 @@ SUMS_FILE = "SHA256SUMS"
 SCHEMA_VERSION = 1
 MIN_RUNTIME = "0.14.1"
 """Oldest onnxruntime-genai that packages are tried with: the first release line that feeds a gated decoder."""
-TOLERATED = (".cache/huggingface/*", ".git/*", ".gitattributes", "model.sig")
-"""Extra files that downloads, clones and signing leave in a package: patterns, `*` also matches `/`."""
+TOLERATED = LEFT_OVERS
+"""Extra files that a package allows unless it says otherwise."""
 LIBRARIES = ("ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript", "protobuf")
 """Libraries that take part in writing a package's bytes."""
 MEASURED = frozenset({"layers", "calibration", "statistics"})
@@ -161,7 +161,7 @@ def make_manifest(files: Iterable[FileEntry], **parts: Any) -> Manifest:
     """
     listed = tuple(sorted(files, key=lambda entry: entry.name))
     draft = Manifest(package_digest="0" * 64, recipe_digest="0" * 64, files=listed, **parts)
-    check_names(draft)
+    check_names(entry.name for entry in listed)
     return draft.model_copy(update={"package_digest": package_digest(listed), "recipe_digest": recipe_digest(draft)})
 
 
@@ -173,9 +173,9 @@ def changed_manifest(old: Manifest, files: Iterable[FileEntry], **parts: Any) ->
     return make_manifest(files, **{**kept, **parts})
 
 
-def check_names(manifest: Manifest) -> None:
+def check_names(names: Iterable[str]) -> None:
     """Raise PackageError for names that are not safe everywhere, collide somewhere, or are the manifest's own."""
-    faults = list(_name_faults(manifest))
+    faults = list(_name_faults(list(names)))
     if faults:
         raise PackageError(
             f"{len(faults)} file names cannot be used: {some(faults, 3)}",
@@ -184,8 +184,7 @@ def check_names(manifest: Manifest) -> None:
         )
 
 
-def _name_faults(manifest: Manifest) -> Iterator[str]:
-    names = [entry.name for entry in manifest.files]
+def _name_faults(names: list[str]) -> Iterator[str]:
     for name in names:
         fault = name_fault(name)
         if fault:
@@ -198,9 +197,6 @@ def _name_faults(manifest: Manifest) -> Iterator[str]:
         yield f"{some(map(repr, twice))} listed twice"
     elif collision is not None and not set(collision) <= {MANIFEST_FILE, SUMS_FILE}:
         yield f"{collision[0]!r} and {collision[1]!r} are one file on some systems"
-    inputs = [entry.name for entry in manifest.source.files] if manifest.source is not None else []
-    if len(set(inputs)) < len(inputs):
-        yield "an input file is listed twice"
 
 
 def file_entries(

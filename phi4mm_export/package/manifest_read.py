@@ -72,7 +72,10 @@ def parse_manifest(data: bytes) -> Manifest:
             where=f"{MANIFEST_FILE}: {_place(err.errors()[0]['loc'])}",
             fix="fetch the package again, or remove the manifest",
         ) from err
-    check_names(manifest)
+    check_names(entry.name for entry in manifest.files)
+    inputs = [entry.name for entry in manifest.source.files] if manifest.source else []
+    if len(set(inputs)) < len(inputs):
+        raise PackageError("an input file is listed twice", where=f"{MANIFEST_FILE}: source.files")
     return manifest
 
 

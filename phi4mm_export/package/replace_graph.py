@@ -14,7 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 from phi4mm_export.errors import PackageError, some
+from phi4mm_export.package.file_names import is_left_over
 from phi4mm_export.package.graph_io import load_graph
+from phi4mm_export.package.manifest import check_names
 from phi4mm_export.package.write import CHUNK, PAGE, SMALL_ALIGNMENT
 from phi4mm_export.spec.contract import data_file_name
 
@@ -49,9 +51,11 @@ class CopyPlan:
 def plan_copy(package: Path, graph: str) -> CopyPlan:
     """Sort the files of a package in which `graph` is to be replaced.
 
-    Raises PackageError for a data file that a graph names and the package lacks, or one outside the package.
+    What downloads and operating systems left in the package is no part of it. Raises PackageError for a data file that
+    a graph names and the package lacks, or one outside the package, and for file names that no package may have.
     """
-    names = sorted(_files(package))
+    names = sorted(name for name in _files(package) if not is_left_over(name))
+    check_names(name for name in names if name not in DESCRIPTIONS)
     if graph not in names:
         raise PackageError("the graph file is missing", where=graph)
     data_of = {name: data_files(package, name) for name in names if name.endswith(".onnx")}

@@ -13,7 +13,6 @@ from typing import Any
 
 from phi4mm_export.checks.config_graphs import check_config_against_graphs
 from phi4mm_export.checks.config_values import check_values
-from phi4mm_export.checks.diagnosis import is_junk
 from phi4mm_export.checks.opened import CONFIG_FILE, OpenedPackage
 from phi4mm_export.checks.remedies import Sick, config_changes
 from phi4mm_export.checks.remedies_files import file_changes, published_processor
@@ -21,6 +20,7 @@ from phi4mm_export.checks.report import Finding
 from phi4mm_export.checks.session_options import check_session_options
 from phi4mm_export.checks.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from phi4mm_export.errors import CheckpointError, PackageError
+from phi4mm_export.package.file_names import is_junk
 from phi4mm_export.package.json_edit import edited
 from phi4mm_export.package.manifest import Manifest
 from phi4mm_export.package.tokenizer import added_tokens

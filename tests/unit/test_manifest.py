@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sealed import GRAPH, sealed_package
 
 from phi4mm_export.errors import PackageError
 from phi4mm_export.package.manifest import (
@@ -22,6 +23,7 @@ from phi4mm_export.package.manifest import (
 )
 from phi4mm_export.package.manifest_quantized import Quantized, digest_of, quantized_manifest
 from phi4mm_export.package.manifest_read import parse_manifest, read_manifest
+from phi4mm_export.package.replace_graph import plan_copy
 from phi4mm_export.package.write import WrittenFile
 
 ZERO, ONE = "0" * 64, "1" * 64
@@ -237,3 +239,21 @@ def test_a_manifest_of_absurd_size_is_not_read(tmp_path: Path) -> None:
 def test_names_that_no_manifest_could_hold_are_refused_when_it_is_made() -> None:
     with pytest.raises(PackageError, match="one file on some systems"):
         _manifest("A.json", "a.json")
+
+
+# ------------------------------------------------------------------ packages from elsewhere
+
+
+def test_what_downloads_and_systems_leave_is_not_taken_over_into_a_new_package(tmp_path: Path) -> None:
+    package = sealed_package(tmp_path / "package")
+    for name in (".DS_Store", "model.sig", ".gitattributes", ".cache/huggingface/x"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_bytes(b"x")
+    assert plan_copy(package, GRAPH).copied == ("settings.json", "sub/twin.onnx", "template.jinja")
+
+
+def test_a_name_that_no_manifest_may_hold_is_refused_before_any_work(tmp_path: Path) -> None:
+    package = sealed_package(tmp_path / "package")
+    (package / "a:b").write_bytes(b"x")
+    with pytest.raises(PackageError, match="which other systems refuse"):
+        plan_copy(package, GRAPH)

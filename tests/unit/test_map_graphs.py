@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import onnx
@@ -12,9 +11,9 @@ from onnx import TensorProto, helper
 from phi4mm_export.errors import PackageError
 from phi4mm_export.package.cache_names import CacheNames, cache_names, grows_by_concat
 from phi4mm_export.package.graph_io import GraphIo, TensorIo
-from phi4mm_export.package.map_graphs import component_of, map_graph, stand_ins
 from phi4mm_export.package.manifest import FileEntry, make_manifest, manifest_documents
 from phi4mm_export.package.manifest_read import parse_manifest
+from phi4mm_export.package.map_graphs import component_of, map_graph, stand_ins
 from phi4mm_export.package.replace import replace_files, with_manifest
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.phi4mm_config import OFFICIAL_NAMES
