@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm_export.errors import CheckpointError
+from phi4mm_export.errors import CheckpointError, some
 from phi4mm_export.package.graph_io import load_graph
 
 if TYPE_CHECKING:
     import onnx
+
+EXTERNAL_DATA_KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
+"""What an entry of external data may be called (onnx.proto, TensorProto.external_data; basepath: onnx's reader)."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,13 @@ class Graph:
 
         tensor = self.constants[name]
         if external_data_helper.uses_external_data(tensor):
+            unknown = sorted({entry.key for entry in tensor.external_data} - EXTERNAL_DATA_KEYS)
+            if unknown:  # onnx would only print a warning
+                raise CheckpointError(
+                    f"the external data have the unknown entries {some(map(repr, unknown))}",
+                    where=f"{self.path.name}: {name}",
+                    fix="fetch the graph again",
+                )
             copy = onnx.TensorProto()
             copy.CopyFrom(tensor)
             tensor = copy
