@@ -96,6 +96,11 @@ def command(
             settings=settings,
             progress=progress,
         )
+    present(report, json=json, quiet=quiet, verbose=verbose)
+
+
+def present(report: ExportReport, *, json: bool, quiet: bool, verbose: int) -> None:
+    """Warnings, then the report in the form that was asked for."""
     for line in report.warnings:
         render.warning(line)
     if json:
