@@ -101,6 +101,11 @@ def command(
 
 def present(report: ExportReport, *, json: bool, quiet: bool, verbose: int) -> None:
     """Warnings, then the report in the form that was asked for."""
+    tell(report, json=json, quiet=quiet, verbose=verbose)
+
+
+def tell(report: ExportReport, *, json: bool, quiet: bool, verbose: int) -> None:
+    """Warnings, then the report in the form that was asked for."""
     for line in report.warnings:
         render.warning(line)
     if json:
