@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from phi4mm_export.quant.arithmetic import PANEL, Arithmetic, solve_upper
 from phi4mm_export.quant.codes import Codes, Grid, round_to
-from phi4mm_export.quant.scales import choose
+from phi4mm_export.quant.scales import Choice, best_choices
 from phi4mm_export.quant.settings import Order
 from phi4mm_export.weights.exact import F64
 
+FINALISTS = 3
+"""Scales of a block for which its rows are really rounded in turn, before one is taken."""
 COLUMNS = 512
 """Outputs solved together; a fixed number, so that bytes do not depend on how many workers there are."""
 
@@ -79,9 +81,7 @@ class Solver:
                 carried = self.math.coarse(np.ascontiguousarray(v[:start, start:stop].T), error[:start])
                 inverse = solve_upper(corner, np.eye(stop - start), self.math)
                 target += self.math.coarse(np.ascontiguousarray(inverse.T), carried)
-            scale, zero = choose(target, corner, grid, self.math)
-            low, high = -zero, grid.top - zero
-            q = _round_block(target, corner, scale, low, high, self.math)
+            q, scale, zero = _round_block(target, corner, grid, self.math)
             error[start:stop] = w[start:stop] - q * scale
             codes[self.order[start:stop]] = (q + zero).astype(np.uint8)
             scales[block], zeros[block] = scale, zero.astype(np.uint8)
@@ -89,9 +89,24 @@ class Solver:
         return codes, scales, zeros
 
 
-def _round_block(target: F64, corner: F64, scale: F64, low: F64, high: F64, math: Arithmetic) -> F64:
+def _round_block(target: F64, corner: F64, grid: Grid, math: Arithmetic) -> tuple[F64, F64, F64]:
+    """Codes minus zero [b, N], scale [N] and zero point [N] of one block: of a few choices the one that ends best."""
+    turned = np.ascontiguousarray(corner.T)
+    best: tuple[F64, ...] | None = None
+    for choice in best_choices(target, corner, grid, math, FINALISTS):
+        q = _round_rows(target, corner, choice, grid, math)
+        left = math.coarse(turned, target - q * choice.scale)
+        found = (q, choice.scale, choice.zero, np.add.reduce(left * left, axis=0))
+        better = best is None or found[3] < best[3]
+        best = found if best is None else tuple(np.where(better, n, o) for n, o in zip(found, best, strict=True))
+    assert best is not None
+    return best[0], best[1], best[2]
+
+
+def _round_rows(target: F64, corner: F64, choice: Choice, grid: Grid, math: Arithmetic) -> F64:
     """Round the rows of one block in turn. target [b, N], corner: V's diagonal block [b, b] -> codes minus zero."""
     size = len(target)
+    low, high = -choice.zero, grid.top - choice.zero
     feedback = np.ascontiguousarray((corner / np.diagonal(corner)).T)
     q = np.empty_like(target)
     error = np.empty_like(target)
@@ -101,8 +116,8 @@ def _round_block(target: F64, corner: F64, scale: F64, low: F64, high: F64, math
         if start:
             wanted += math.coarse(feedback[start:stop, :start], error[:start])
         for i in range(start, stop):
-            q[i] = round_to(wanted[i - start], scale, low, high)
-            error[i] = target[i] - q[i] * scale
+            q[i] = round_to(wanted[i - start], choice.scale, low, high)
+            error[i] = target[i] - q[i] * choice.scale
             if i + 1 < stop:
                 wanted[i + 1 - start :] += feedback[i + 1 : stop, i, None] * error[i]
     return q

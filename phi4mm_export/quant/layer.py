@@ -95,9 +95,10 @@ def _calibrated(
     target = _target(wide, seen, factor, math)
     codes = Solver(grid, math, factor.order, factor.v).quantize(target, jobs=settings.jobs)
     values = codes.values()
-    bias = seen.mean_exact @ wide - seen.mean @ values if settings.bias_correction else np.zeros(wide.shape[1])
-    before = _relative(wide, round_to_nearest(weight, grid).values(), seen)
-    after = _relative(wide, values, seen)
+    bias = np.zeros(wide.shape[1])
+    if settings.bias_correction:
+        bias = math.fine(seen.mean_exact[None], wide)[0] - math.fine(seen.mean[None], values)[0]
+    before, after = _relative(wide, [round_to_nearest(weight, grid).values(), values], seen, math)
     dead = int(np.count_nonzero(np.diagonal(seen.hessian) <= 0))
     reason = f"{dead} of {len(wide)} input channels never vary" if dead else ""
     seconds = perf_counter() - started
@@ -118,18 +119,19 @@ def _target(weight: F64, seen: Moments, factor: _Factor, math: Arithmetic) -> F6
     return weight + TARGET_SHARE * moved
 
 
-def _relative(weight: F64, values: F64, seen: Moments) -> float:
-    """|X (values - weight)| / |X weight| over the centred calibration inputs; float32, a figure for reports."""
-    hessian = seen.hessian.astype(np.float32)
-    gap, reference = (values - weight).astype(np.float32), weight.astype(np.float32)
-    error = float(np.add.reduce(gap * (hessian @ gap), axis=None, dtype=np.float64))
-    energy = float(np.add.reduce(reference * (hessian @ reference), axis=None, dtype=np.float64))
-    return float(np.sqrt(max(error, 0.0) / energy)) if energy > 0 else 0.0
+def _relative(weight: F64, candidates: Sequence[F64], seen: Moments, math: Arithmetic) -> list[float]:
+    """|X (values - weight)| / |X weight| over the centred calibration inputs, for each of the candidates."""
+
+    def energy(values: F64) -> float:
+        return float(np.add.reduce(values * math.coarse(seen.hessian, values), axis=None))
+
+    whole = energy(weight)
+    return [float(np.sqrt(max(energy(values - weight), 0.0) / whole)) if whole > 0 else 0.0 for values in candidates]
 
 
 def _nearest(weight: F32, grid: Grid, seen: Moments | None, reason: str) -> Solved:
     started = perf_counter()
     codes = round_to_nearest(weight, grid)
-    error = _relative(weight.astype(np.float64), codes.values(), seen) if seen is not None else None
+    error = _relative(weight.astype(np.float64), [codes.values()], seen, PLAIN)[0] if seen is not None else None
     zero = np.zeros(weight.shape[1])
     return Solved(codes, Outcome(grid, zero, Method.RTN, reason, 0.0, error, error, perf_counter() - started))

@@ -6,6 +6,8 @@ channels that are rounded later have compensated.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from phi4mm_export.quant.arithmetic import Arithmetic
@@ -16,22 +18,36 @@ SHRINK = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05)
 """Tried shares of the scale at which nothing is clipped."""
 
 
-def choose(target: F64, corner: F64, grid: Grid, math: Arithmetic) -> tuple[F64, F64]:
-    """target [b, N], corner: V of the block [b, b] -> scale [N] as stored, zero point [N]."""
+@dataclass(frozen=True)
+class Choice:
+    """A scale [N] as stored and a zero point [N] for each output."""
+
+    scale: F64
+    zero: F64
+
+
+def best_choices(target: F64, corner: F64, grid: Grid, math: Arithmetic, count: int) -> list[Choice]:
+    """The `count` choices per output with the least error when all rows are rounded at once, best first.
+
+    target [b, N], corner: V of the block [b, b].
+    """
     turned = np.ascontiguousarray(corner.T)
     aim = math.coarse(turned, target)
-    best = np.full(target.shape[1], np.inf)
-    scale, zero = np.zeros_like(best), np.full_like(best, float(grid.half))
+    width = target.shape[1]
+    losses = np.full((count, width), np.inf)
+    scales, zeros = np.zeros((count, width)), np.full((count, width), float(grid.half))
     for tried_scale, tried_zero in _candidates(target, grid):
         stored = grid.stored(tried_scale)
         q = round_to(target, stored, -tried_zero, grid.top - tried_zero)
         gap = aim - stored * math.coarse(turned, q)
-        loss = np.add.reduce(gap * gap, axis=0)
-        better = loss < best
-        best = np.where(better, loss, best)
-        scale = np.where(better, stored, scale)
-        zero = np.where(better, tried_zero, zero)
-    return scale, zero
+        new = (np.add.reduce(gap * gap, axis=0), stored, tried_zero)
+        for rank in range(count):
+            old = losses[rank], scales[rank], zeros[rank]
+            better = new[0] < old[0]
+            kept = [np.where(better, n, o) for n, o in zip(new, old, strict=True)]
+            new = (np.where(better, old[0], new[0]), np.where(better, old[1], new[1]), np.where(better, old[2], new[2]))
+            losses[rank], scales[rank], zeros[rank] = kept
+    return [Choice(scale, zero) for scale, zero in zip(scales, zeros, strict=True)]
 
 
 def _candidates(target: F64, grid: Grid) -> list[tuple[F64, F64]]:

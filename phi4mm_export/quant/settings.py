@@ -42,7 +42,7 @@ class QuantSettings:
     budget_nbytes: bytes all quantized weights may take together; layers that gain most get 8 bits.
     seed: of the random ids that `augment` draws; nothing else is random.
     augment: calibrate graphs that take token ids also on copies of the samples with random ids.
-    exact: linear algebra whose bits do not depend on the BLAS kernel or its thread count.
+    exact: from the calibration statistics on, the same bits on every BLAS kernel and for every number of its threads.
     """
 
     method: Method = Method.GPTQ
@@ -59,7 +59,7 @@ class QuantSettings:
     budget_nbytes: int | None = None
     seed: int = 0
     jobs: int = 1
-    exact: bool = False
+    exact: bool = True
     augment: bool = True
 
     def __post_init__(self) -> None:
