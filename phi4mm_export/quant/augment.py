@@ -1,7 +1,7 @@
 """More calibration samples from those given, where the graph itself says how: token ids drawn from the vocabulary.
 
-A few dozen texts show a small part of a vocabulary, and a quantizer fits what it is shown. A copy of every sample with
-half of its ids replaced by random ones halves that gap (figures in docs/quantization.md). Inputs that are no ids are
+A few dozen texts show a small part of a vocabulary, and a quantizer fits what it is shown. Copies of every sample with
+half of the ids replaced by random ones narrow that gap (figures in docs/quantization.md). Inputs that are no ids are
 left as they are.
 """
 
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from phi4mm_export.quant.graph import Graph
 from phi4mm_export.quant.sites import MATRIX_RANK, ONNX_DOMAINS
 
+COPIES = 2
+"""Copies of each sample."""
 REPLACED_SHARE = 0.5
 """Share of the ids of a copy that are drawn anew: the other half keeps the places of what stands for structure."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import UsageError
-from phi4mm_export.quant.augment import vocabularies, with_random_ids
+from phi4mm_export.quant.augment import COPIES, vocabularies, with_random_ids
 from phi4mm_export.quant.bias import Bias
 from phi4mm_export.quant.codes import Codes, Grid
 from phi4mm_export.quant.finished import FinishedLayers, Outcome, Solved, content_key
@@ -71,7 +71,7 @@ class Samples:
         self.order = calibration_order(digests, holdout=holdout)
         self.digests = tuple(digests[number] for number in self.order)
         sizes = vocabularies(graph) if settings.augment else {}
-        for rank, number in enumerate(self.order[: len(self.digests)] if sizes else []):
+        for rank, number in enumerate(self.order * COPIES if sizes else []):
             given = {name: spill.get((FLOAT, number, name)) for name in graph.inputs}
             store(len(digests) + rank, with_random_ids(given, sizes, seed=(settings.seed, rank)))
             self.order.append(len(digests) + rank)
