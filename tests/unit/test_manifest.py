@@ -257,3 +257,17 @@ def test_a_name_that_no_manifest_may_hold_is_refused_before_any_work(tmp_path: P
     (package / "a:b").write_bytes(b"x")
     with pytest.raises(PackageError, match="which other systems refuse"):
         plan_copy(package, GRAPH)
+
+
+def test_a_manifest_is_immutable() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        _manifest().tolerated = ()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("length", "accepted"), [(1024, True), (1025, False)])
+def test_texts_have_a_largest_length(length: int, accepted: bool) -> None:
+    data = json.dumps(_body(libraries={"a": "x" * length})).encode()
+    if accepted:
+        assert parse_manifest(data).libraries["a"] == "x" * length
+    else:
+        assert "libraries.a" in _refusal(data)
