@@ -11,20 +11,23 @@ Example: python -m venv /tmp/mut && /tmp/mut/bin/pip install cosmic-ray
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
 import json
+import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 120
 NEEDED = 0.9
-SKIPPED_OPERATORS = ("core/ReplaceBinaryOperator_BitOr_", "core/NumberReplacer")
-"""`X | None` in annotations reads as a BitOr; numbers in messages and sizes are mutated by --numbers only."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ def run_target(target: Target, tools: Path, *, numbers: bool) -> tuple[int, list
         shutil.copyfile(ROOT / "pyproject.toml", copy / "pyproject.toml")
         (copy / "mutation.toml").write_text(configuration(target), encoding="utf-8")
         _tool(tools, copy, "init", "mutation.toml", "session.sqlite")
-        skipped = SKIPPED_OPERATORS[:1] if numbers else SKIPPED_OPERATORS
-        skip(copy / "session.sqlite", skipped)
+        source = (copy / "phi4mm_export" / target.module).read_text(encoding="utf-8")
+        thin(copy / "session.sqlite", source, numbers=numbers)
         _tool(tools, copy, "exec", "mutation.toml", "session.sqlite")
         lines = _tool(tools, copy, "dump", "session.sqlite").splitlines()
     return judge([json.loads(line) for line in lines])
@@ -103,16 +106,31 @@ def configuration(target: Target) -> str:
     )
 
 
-def skip(session: Path, operators: tuple[str, ...]) -> None:
-    """Take mutants that test nothing out of a session."""
-    import sqlite3
+def thin(session: Path, source: str, *, numbers: bool) -> None:
+    """Leave one mutant per place and kind of change, and none inside annotations, which nothing evaluates."""
+    annotations = list(_annotations(source))
+    with contextlib.closing(sqlite3.connect(session)) as database:
+        seen, surplus = set(), []
+        query = "SELECT job_id, operator_name, start_pos_row, start_pos_col FROM mutation_specs ORDER BY 3, 4, 2"
+        for job, operator, row, column in database.execute(query).fetchall():
+            family = re.sub(r"(Operator_[A-Za-z]+)_[A-Za-z]+$", r"\1", operator)
+            annotated = any(start <= (row, column) < end for start, end in annotations)
+            if (family, row, column) in seen or annotated or ("Number" in operator and not numbers):
+                surplus.append((job,))
+            seen.add((family, row, column))
+        for table in ("work_items", "mutation_specs"):
+            database.executemany(f"DELETE FROM {table} WHERE job_id = ?", surplus)
+        database.commit()
 
-    with sqlite3.connect(session) as database:
-        for prefix in operators:
-            jobs = "SELECT job_id FROM mutation_specs WHERE operator_name LIKE ?"
-            database.execute(f"DELETE FROM work_items WHERE job_id IN ({jobs})", (f"{prefix}%",))
-            database.execute("DELETE FROM mutation_specs WHERE operator_name LIKE ?", (f"{prefix}%",))
-    database.close()
+
+def _annotations(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Start and end (line, column) of every annotation."""
+    for node in ast.walk(ast.parse(source)):
+        for name in ("annotation", "returns"):
+            found = getattr(node, name, None)
+            if isinstance(found, ast.expr):
+                end = (found.end_lineno or 0, found.end_col_offset or 0)
+                yield (found.lineno, found.col_offset), end
 
 
 def judge(entries: list[list[dict[str, object]]]) -> tuple[int, list[str]]:
