@@ -122,6 +122,28 @@ def tensor_bytes(tensor: onnx.TensorProto, folder: Path, place: str) -> TensorBy
     return TensorBytes(tensor.name, place, dtype, dims, folder / location, offset, nbytes)
 
 
+def inlined(tensor: onnx.TensorProto, graph: Path, place: str) -> onnx.TensorProto:
+    """The tensor with its bytes inside: itself, or a copy that no longer refers to a data file.
+
+    graph: the .onnx file. Hard links are files like any other (the onnx library refuses them); a symbolic link may
+    lead where the graph lies, or where the graph's own link leads. Raises PackageError as `tensor_bytes` and `read`.
+    """
+    import onnx
+
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return tensor
+    source = tensor_bytes(tensor, graph.parent, place)
+    homes = (graph.parent.resolve(), graph.resolve().parent)
+    if source.path is not None and not any(source.path.resolve().is_relative_to(home) for home in homes):
+        raise PackageError(f"the data file {source.path.name} is a link that leaves the folder", where=place)
+    copy = onnx.TensorProto()
+    copy.CopyFrom(tensor)
+    del copy.external_data[:]
+    copy.data_location = onnx.TensorProto.DEFAULT
+    copy.raw_data = source.read(0, source.nbytes)
+    return copy
+
+
 def _inline(tensor: onnx.TensorProto, place: str) -> bytes:
     import onnx
 

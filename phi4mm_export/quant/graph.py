@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm_export.errors import CheckpointError, some
+from phi4mm_export.errors import CheckpointError, PackageError, some
 from phi4mm_export.package.graph_io import load_graph
+from phi4mm_export.package.tensor_bytes import inlined
 
 if TYPE_CHECKING:
     import onnx
@@ -52,7 +53,6 @@ class Graph:
 
     def constant(self, name: str) -> NDArray[Any]:
         """The array of a constant; external data is read now and not kept. Raises CheckpointError."""
-        import onnx
         from onnx import external_data_helper, numpy_helper
 
         tensor = self.constants[name]
@@ -64,14 +64,13 @@ class Graph:
                     where=f"{self.path.name}: {name}",
                     fix="fetch the graph again",
                 )
-            copy = onnx.TensorProto()
-            copy.CopyFrom(tensor)
-            tensor = copy
             try:
-                external_data_helper.load_external_data_for_tensor(tensor, str(self.path.parent))
-            except (OSError, ValueError, onnx.checker.ValidationError) as err:
+                tensor = inlined(tensor, self.path, f"{self.path.name}: {name}")
+            except PackageError as err:
+                raise CheckpointError(f"the external data cannot be read: {err.what}", where=err.where) from err
+            except OSError as err:
                 raise CheckpointError(
-                    f"the external data cannot be read: {str(err).splitlines()[0]}", where=f"{self.path.name}: {name}"
+                    f"the external data cannot be read: {err.strerror or err}", where=f"{self.path.name}: {name}"
                 ) from err
         try:
             return np.asarray(numpy_helper.to_array(tensor))

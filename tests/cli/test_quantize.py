@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -316,6 +317,7 @@ def test_a_budget_buys_8_bits_for_some_weights(model: Path, feeds: Path, tmp_pat
     assert report.nbytes_after <= 10_000
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="onnxruntime imports torch for its GPTQ")
 def test_onnxruntimes_gptq_does_not_pass_the_gate_and_its_defects_are_named_when_it_is_kept(
     model: Path, feeds: Path, tmp_path: Path
 ) -> None:

@@ -19,6 +19,9 @@ from phi4mm_export.quant.gptq import Solver
 from tests.quantize.small_graphs import Reader, feeds, matrix, nodes_of, relative, run, two_layers
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
+needs_torch = pytest.mark.skipif(
+    not HAS_TORCH, reason="onnxruntime imports torch for its GPTQ; make test-reference has it"
+)
 HAS_INC = importlib.util.find_spec("neural_compressor") is not None
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -41,6 +44,7 @@ def bytes_of(path: Path) -> bytes:
     return (path.parent / f"{path.name}.data").read_bytes()
 
 
+@needs_torch
 def test_calibration_data_do_not_reach_the_bundled_gptq_and_reach_ours(tmp_path: Path) -> None:
     source = two_layers(tmp_path / "m.onnx")
     (a, warning), (b, _) = (foreign(source, f"f{seed}", OrtAlgorithm.GPTQ, seed) for seed in (1, 2))
@@ -49,6 +53,7 @@ def test_calibration_data_do_not_reach_the_bundled_gptq_and_reach_ours(tmp_path:
     assert bytes_of(ours(source, "o1", 1)) != bytes_of(ours(source, "o2", 2))
 
 
+@needs_torch
 def test_the_bundled_gptq_is_worse_than_rounding_and_ours_is_better(tmp_path: Path) -> None:
     source, test = two_layers(tmp_path / "m.onnx"), feeds(4, 64, seed=7)
     exact = run(source, test)
@@ -57,7 +62,9 @@ def test_the_bundled_gptq_is_worse_than_rounding_and_ours_is_better(tmp_path: Pa
     assert errors[0] > errors[1] > errors[2]
 
 
-@pytest.mark.parametrize("algorithm", [a for a in OrtAlgorithm if HAS_TORCH or a is not OrtAlgorithm.HQQ])
+@pytest.mark.parametrize(
+    "algorithm", [a for a in OrtAlgorithm if HAS_TORCH or a not in (OrtAlgorithm.HQQ, OrtAlgorithm.GPTQ)]
+)
 def test_every_bundled_algorithm_gives_a_graph_that_runs(tmp_path: Path, algorithm: OrtAlgorithm) -> None:
     source, test = two_layers(tmp_path / "m.onnx"), feeds(2, 64, seed=7)
     path, _ = foreign(source, "f", algorithm)
@@ -65,6 +72,7 @@ def test_every_bundled_algorithm_gives_a_graph_that_runs(tmp_path: Path, algorit
     assert relative(run(path, test), run(source, test)) < 0.3
 
 
+@needs_torch
 def test_nodes_without_names_are_named_for_the_bundled_gptq_and_done_by_ours(tmp_path: Path) -> None:
     source = two_layers(tmp_path / "m.onnx", named=False)
     for path in (foreign(source, "f", OrtAlgorithm.GPTQ)[0], ours(source, "o")):
