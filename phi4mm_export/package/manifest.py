@@ -195,7 +195,7 @@ def _name_faults(names: list[str]) -> Iterator[str]:
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         yield f"{some(map(repr, twice))} listed twice"
-    elif collision is not None and not set(collision) <= {MANIFEST_FILE, SUMS_FILE}:
+    elif collision is not None:
         yield f"{collision[0]!r} and {collision[1]!r} are one file on some systems"
 
 

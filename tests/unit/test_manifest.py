@@ -271,3 +271,16 @@ def test_texts_have_a_largest_length(length: int, accepted: bool) -> None:
         assert parse_manifest(data).libraries["a"] == "x" * length
     else:
         assert "libraries.a" in _refusal(data)
+
+
+def test_names_are_refused_with_their_count_and_the_first_three() -> None:
+    entries = [{"name": f"../{n}", "size": 3, "sha256": ZERO, "reproducibility": "exact"} for n in range(5)]
+    message = _refusal(_body(files=entries))
+    assert "5 file names cannot be used: '../0': the path leaves the package, '../1'" in message
+    assert message.count("leaves the package") == 3
+    assert "and 2 more" in message
+
+
+def test_two_names_that_collide_are_both_named() -> None:
+    entries = [{"name": name, "size": 3, "sha256": ZERO, "reproducibility": "exact"} for name in ("x/A", "x/a")]
+    assert "'x/A' and 'x/a' are one file on some systems" in _refusal(_body(files=entries))
