@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -125,6 +126,24 @@ def test_every_library_that_the_package_imports_is_a_declared_requirement() -> N
     }
 
     assert undeclared == set()
+
+
+def test_the_lock_file_holds_what_the_project_asks_for_and_no_torch_and_no_address() -> None:
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    locked = {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==([\w.]+)", lock, re.M)}
+    extras = PROJECT["optional-dependencies"]
+    asked = [*PROJECT["dependencies"], *(line for extra in ("cpu", "media", "hub", "dev") for line in extras[extra])]
+
+    unmet = [
+        line
+        for requirement in map(Requirement, asked)
+        if not requirement.specifier.contains(locked.get(line := canonicalize_name(requirement.name), "0"))
+    ]
+
+    assert unmet == []
+    assert "torch" not in locked
+    assert "://" not in lock
+    assert not re.search(r"^-", lock, re.M)
 
 
 def top_level_imports(path: Path) -> set[str]:
