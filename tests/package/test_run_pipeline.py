@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import signal
 import threading
@@ -23,13 +22,9 @@ from phi4mm_export.pipeline.run import RunResult, run
 
 @pytest.fixture
 def copied(gated_package: Path, tmp_path: Path) -> Path:
-    """A copy of the package whose data files are hard links: only small files may be changed."""
+    """A copy of the package under a name with everything in it. No hard links: the package is shared with other tests."""
     folder = tmp_path / "copy of the paquet é #1"
-
-    def copy(source: str, target: str) -> None:
-        (os.link if source.endswith((".data", "tokenizer.json")) else shutil.copyfile)(source, target)
-
-    shutil.copytree(gated_package, folder, copy_function=copy)
+    shutil.copytree(gated_package, folder)
     return folder
 
 
