@@ -100,13 +100,18 @@ def contents(source: TensorSource) -> str:
 @functools.cache
 def code_version() -> str:
     """sha256 over this package's own source and data files and the versions of what computes with it."""
-    root, digest = Path(phi4mm_export.__file__).parent, hashlib.sha256()
+    versions = (phi4mm_export.__version__, np.__version__, ml_dtypes.__version__, platform.python_version())
+    return _digest([code_digest(Path(phi4mm_export.__file__).parent), versions])
+
+
+def code_digest(root: Path) -> str:
+    """sha256 over name and content of every file below a folder, compiled ones excepted."""
+    digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
-            name = path.relative_to(root).as_posix().encode()
-            digest.update(b"%d %b %d " % (len(name), name, path.stat().st_size) + path.read_bytes())
-    versions = (phi4mm_export.__version__, np.__version__, ml_dtypes.__version__, platform.python_version())
-    return _digest([digest.hexdigest(), versions])
+            name, content = path.relative_to(root).as_posix().encode(), path.read_bytes()
+            digest.update(b"%d %b %d " % (len(name), name, len(content)) + content)
+    return digest.hexdigest()
 
 
 class Journal:

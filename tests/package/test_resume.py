@@ -191,3 +191,30 @@ def test_everything_that_decides_bytes_is_part_of_the_identity(change: str) -> N
         9 if change == "shape" else 8,
         64 if change == "setting" else 32,
     )
+
+
+def test_the_order_of_settings_is_no_difference() -> None:
+    spec = TensorSpec("w", ir.DataType.FLOAT, (1, 1))
+    one, other = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    made = [Stream((spec,), 1, 1, lambda _start, _stop: (), 0, Origin((), settings)) for settings in (one, other)]
+    assert resume.identity(made[0]) == resume.identity(made[1])
+
+
+def test_any_change_of_a_source_file_is_another_version_of_the_code(tmp_path: Path) -> None:
+    def digest(files: dict[str, str]) -> str:
+        root = tmp_path / f"code{len(list(tmp_path.iterdir()))}"
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        return resume.code_digest(root)
+
+    plain = digest({"a.py": "x", "data/t.json": "y"})
+    assert plain == digest({"data/t.json": "y", "a.py": "x", "a.pyc": "compiled"})
+    changes: list[dict[str, str]] = [
+        {"a.py": "z", "data/t.json": "y"},
+        {"a.py": "x", "data/t.json": "z"},
+        {"b.py": "x", "data/t.json": "y"},
+        {"a.py": "x"},
+        {"a.py": "x", "data/t.json": "y", "new.py": ""},
+    ]
+    assert len({plain, *map(digest, changes)}) == len(changes) + 1
