@@ -22,7 +22,7 @@ from phi4mm_export.pipeline.run import RunResult, run
 
 @pytest.fixture
 def copied(gated_package: Path, tmp_path: Path) -> Path:
-    """A copy of the package under a name with everything in it. No hard links: the package is shared with other tests."""
+    """A copy of the package under an awkward name. No hard links: the package is shared with other tests."""
     folder = tmp_path / "copy of the paquet é #1"
     shutil.copytree(gated_package, folder)
     return folder
