@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.shared
+pytestmark = [pytest.mark.shared, pytest.mark.subprocess]
 
 BuildOnce = Callable[[str, Callable[[Path], object]], Path]
 EXPORT, INSPECT, VALIDATE = ("export", "{new}", "-o", "{out}"), ("inspect", "{new}"), ("validate", "{new}")

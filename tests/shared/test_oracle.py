@@ -12,7 +12,7 @@ import pytest
 from phi4mm_export.checkpoint.synth_settings import Size
 from phi4mm_export.pipeline.synth import synth
 
-pytestmark = pytest.mark.shared
+pytestmark = [pytest.mark.shared, pytest.mark.subprocess]
 
 CheckpointOf = Callable[[str], Path]
 PackageOf = Callable[[str, str, bool], Path]
