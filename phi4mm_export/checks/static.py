@@ -14,6 +14,7 @@ from phi4mm_export.checks.processors import check_processors
 from phi4mm_export.checks.report import Finding, Row
 from phi4mm_export.checks.session_options import check_session_options, provider_names
 from phi4mm_export.checks.tokenizer import check_tokenizer
+from phi4mm_export.checks.wiring import check_wiring
 from phi4mm_export.spec.contract import Provider
 from phi4mm_export.spec.contract_file import ContractFile
 
@@ -33,6 +34,7 @@ def config_provider(package: OpenedPackage) -> Provider:
 
 def _others(package: OpenedPackage, provider: Provider) -> Iterator[Finding]:
     yield from check_integrity(package)
+    yield from check_wiring(package)
     yield from check_values(package)
     yield from check_session_options(package)
     yield from check_config_against_graphs(package)

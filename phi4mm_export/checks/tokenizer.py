@@ -34,8 +34,23 @@ def check_tokenizer(package: OpenedPackage) -> Iterator[Finding]:
         yield from _placeholders(ids)
         yield from _vocabulary(package, merged)
         yield from _end_of_turn(package, merged)
+    if TOKENIZER_FILE in files:
+        yield from _model(files[TOKENIZER_FILE])
     if TOKENIZER_CONFIG_FILE in files:
         yield from _class_and_template(folder, files[TOKENIZER_CONFIG_FILE])
+
+
+def _model(document: Mapping[str, Any]) -> Iterator[Finding]:
+    """The model with its vocabulary, without which the runtime refuses the file or encodes nothing."""
+    model = document.get("model")
+    fix = "copy tokenizer.json from the checkpoint again"
+    if not isinstance(model, dict):
+        what = "the tokenizer has no model: the runtime refuses it"
+        yield error("C507", f"{TOKENIZER_FILE}: model", what, expected="an object", found=json_kind(model), fix=fix)
+    elif not isinstance(model.get("vocab"), (dict, list)):
+        what = "the tokenizer has no vocabulary: no text can be encoded"
+        found = json_kind(model.get("vocab"))
+        yield warning("C508", f"{TOKENIZER_FILE}: model.vocab", what, expected="token -> id", found=found, fix=fix)
 
 
 def _folder(package: OpenedPackage) -> Path:
