@@ -13,7 +13,7 @@ from phi4mm_export.cli import export_options as options
 from phi4mm_export.cli import render
 from phi4mm_export.cli.choices import adapter_paths, adapter_role, provider_of
 from phi4mm_export.cli.options import JsonFlag, OutputDir, Overwrite, Quiet, Verbose
-from phi4mm_export.spec.contract import PackageLayout
+from phi4mm_export.spec.contract import Component, PackageLayout
 from phi4mm_export.spec.recipe import LoraForm, Precision
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ def show(report: ExportReport, *, verbose: int) -> None:
     from phi4mm_export.spec.sizes import format_bytes
 
     recipe, verb = report.recipe, "would write" if report.dry_run else "wrote"
-    baked = ", ".join(report.baked) or "none"
     render.text(f"{report.path}: {verb} {format_bytes(report.nbytes)} in {len(report.files)} files")
-    render.text(
-        f"decoder {recipe.precision}, adapters {recipe.lora} ({baked}), {recipe.float_type} on {recipe.provider}"
-    )
+    render.text(f"{', '.join(recipe.components)}; {recipe.float_type} on {recipe.provider}")
+    if Component.DECODER in recipe.components:
+        held = ", ".join(report.baked) or ("in files beside it" if recipe.lora is LoraForm.ADAPTERS else "none")
+        render.text(f"decoder {recipe.precision}, adapters {recipe.lora} ({held})")
     cache = format_bytes(report.kv_nbytes_per_token * report.max_length)
     render.text(f"max_length {report.max_length:,}: the key-value cache takes {cache} when a generator opens")
     if verbose:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from phi4mm_export import __version__
 from phi4mm_export.errors import PackageError, some
 from phi4mm_export.package.file_names import LEFT_OVERS, name_collision, name_fault
+from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.json_text import json_bytes
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.recipe import Recipe
@@ -135,9 +136,20 @@ class Manifest(Plain):
         return {entry.name: entry for entry in self.files}
 
 
+CHOICES_ABOUT: Mapping[tuple[str, ...], tuple[Component, ...]] = {
+    ("precision", "lora_precision", "lora", "adapters", "full_logits"): (Component.DECODER,),
+    ("block_size", "accuracy_level"): (Component.DECODER, Component.EMBEDDING),
+    ("encoder_precision",): (Component.VISION, Component.SPEECH),
+    ("embedding_precision",): (Component.EMBEDDING,),
+}
+"""Keys of a recipe that mean nothing unless one of these graphs was exported."""
+
+
 def recipe_json(recipe: Recipe, baked: Sequence[Role]) -> dict[str, Any]:
-    """The resolved recipe as plain values, in a fixed order."""
-    return {
+    """The resolved recipe as plain values, in a fixed order, without choices about graphs that are not exported."""
+    exported = set(recipe.components)
+    left_out = {key for keys, components in CHOICES_ABOUT.items() if not exported & set(components) for key in keys}
+    values = {
         "provider": recipe.provider.value,
         "layout": recipe.layout.value,
         "components": [component.value for component in recipe.components],
@@ -152,6 +164,7 @@ def recipe_json(recipe: Recipe, baked: Sequence[Role]) -> dict[str, Any]:
         "adapters": [role.value for role in baked],
         "full_logits": recipe.full_logits,
     }
+    return {key: value for key, value in values.items() if key not in left_out}
 
 
 def make_manifest(files: Iterable[FileEntry], **parts: Any) -> Manifest:

@@ -204,3 +204,14 @@ def test_a_budget_that_no_cache_fits_names_the_largest_length_that_does(tiny_che
 def test_a_path_that_is_no_folder_is_refused_without_looking_at_the_network(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         export(tmp_path / "nothing", tmp_path / "p")
+
+
+def test_the_manifest_of_a_part_says_nothing_of_graphs_that_were_not_exported(
+    tiny_checkpoint: Path, float_package: Path, tmp_path: Path
+) -> None:
+    recipe = Recipe.resolve(components=(Component.VISION,))
+    export(tiny_checkpoint, tmp_path / "p", recipe=recipe, from_package=float_package)
+    stated = json.loads((tmp_path / "p" / "phi4mm.json").read_text())["recipe"]
+    assert stated["components"] == ["vision"]
+    assert stated["encoder_precision"] == "fp32"
+    assert not {"lora", "adapters", "precision", "lora_precision", "embedding_precision"} & set(stated)
