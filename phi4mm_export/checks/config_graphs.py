@@ -22,7 +22,7 @@ from phi4mm_export.checks.sizes import (
 from phi4mm_export.package.graph_io import TensorIo
 from phi4mm_export.spec.contract import Component
 
-GATED_MIN_RUNTIME = "0.14"
+GATED_MIN_RUNTIME = "0.14.1"
 """First onnxruntime-genai that feeds input_ids to this model type's decoder (0.13.2 does not)."""
 _MAPPED = {
     Component.VISION: (
