@@ -126,13 +126,14 @@ def _is_function(node: TypedNode) -> bool:
 
 def _tally_findings(graph: OpenedGraph, provider: Provider, tally: _Tally) -> Iterator[Finding]:
     version = table_version(provider)
+    newer = f"judged by the kernels of onnxruntime {version}; a newer one may have more"
     for (operator, types), nodes in tally.missing.items():
         fall = "it would fall back to the CPU with copies around it" if provider is Provider.CUDA else "the load fails"
         yield error(
             "C601",
             f"{graph.file}: {nodes[0].label}",
-            f"{operator} has no {provider} kernel for its element types in onnxruntime {version} ({len(nodes)} nodes: "
-            f"{some((node.label for node in nodes), 3)}); {fall}",
+            f"{operator} has no {provider} kernel for its element types ({len(nodes)} nodes: "
+            f"{some((node.label for node in nodes), 3)}); {fall}; {newer}",
             expected=_offered(operator, provider),
             found=types,
             fix=_kernel_advice(operator, types, provider),
@@ -150,7 +151,8 @@ def _tally_findings(graph: OpenedGraph, provider: Provider, tally: _Tally) -> It
         yield error(
             "C603",
             f"{graph.file}: {nodes[0].label}",
-            f"{operator} is no operator of onnxruntime {version} at opset {nodes[0].opset} ({len(nodes)} nodes)",
+            f"{operator} is no operator of onnxruntime {version} at opset {nodes[0].opset} ({len(nodes)} nodes); "
+            "a newer one may have it",
             fix="a custom operator library would be needed; export again",
         )
     if tally.cast:

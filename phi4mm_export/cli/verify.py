@@ -58,6 +58,9 @@ def command(
         for line in report_lines(report):
             render.text(line)
     if not report.ok:
+        for asked in (write_lock, sign and (signature or "the signature")):
+            if asked:
+                render.note(f"{asked} was not written: the package has faults")
         raise typer.Exit(int(report.exit_code))
 
 
@@ -76,4 +79,5 @@ def report_lines(report: VerifyReport) -> list[str]:
     count = len(report.faults)
     verdict = f"not ok, {count} fault{'s' * (count != 1)}" if count else "ok"
     lines.append(f"{verdict}: {report.files:,} files, {report.nbytes:,} bytes, {digest}{against}")
+    lines += [f"wrote {name}" for name in report.written]
     return lines

@@ -25,7 +25,8 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class VerifyReport:
     """The verdict. `files` and `nbytes` count what the manifest lists; `tolerated` are extra files that it allows;
-    `signed` is True after a signature was checked or made."""
+    `signed` is True after a signature was checked or made; `written` are the lock and the signature that were
+    written, as they were named."""
 
     package: str
     package_digest: str
@@ -36,6 +37,7 @@ class VerifyReport:
     tolerated: tuple[str, ...] = ()
     lock: str = ""
     signed: bool = False
+    written: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -62,6 +64,7 @@ class VerifyReport:
             "bytes": self.nbytes,
             "lock": self.lock,
             "signed": self.signed,
+            "written": list(self.written),
             "faults": [asdict(fault) for fault in self.faults],
             "tolerated": list(self.tolerated),
         }
@@ -101,11 +104,14 @@ def verify(
     faults += [] if lock is None else _against_lock(lock, claims.manifest)
     if sealed is not None and public_key is not None and sign is None:
         faults += _signature(folder, sealed, Path(public_key))
-    manifest, done = claims.manifest, not faults
+    manifest, done, written = claims.manifest, not faults, []
     if write_lock is not None and manifest is not None and done:
         _replace(Path(write_lock), lock_bytes(lock_of(manifest)))
+        written.append(os.fspath(write_lock))
     if sign is not None and done:
-        sign_package(folder, sealed or folder.with_name(f"{folder.name}.sig"), Path(sign))
+        target = sealed or folder.with_name(f"{folder.name}.sig")
+        sign_package(folder, target, Path(sign))
+        written.append(os.fspath(target))
     return VerifyReport(
         package=folder.resolve().name,
         package_digest=manifest.package_digest if manifest else "",
@@ -116,6 +122,7 @@ def verify(
         tolerated=tuple(map(shown_name, tolerated)),
         lock=Path(expect).name if expect is not None else "",
         signed=done and (sign is not None or public_key is not None),
+        written=tuple(written),
     )
 
 

@@ -69,7 +69,8 @@ def test_one_run_names_what_changed_what_is_missing_and_what_is_extra(package: P
 def test_json_is_one_document_with_a_fixed_order(package: Path) -> None:
     document = json.loads(_run(package, "--json").stdout)
     assert list(document) == [
-        "package", "ok", "package_digest", "recipe_digest", "files", "bytes", "lock", "signed", "faults", "tolerated",
+        "package", "ok", "package_digest", "recipe_digest", "files", "bytes", "lock", "signed", "written",
+        "faults", "tolerated",
     ]  # fmt: skip
     assert document["ok"] is True
 
@@ -217,7 +218,8 @@ def test_bytes_that_two_graphs_share_are_legal(package: Path) -> None:
 
 def test_a_lock_written_from_a_package_is_fulfilled_by_it(package: Path, tmp_path: Path) -> None:
     lock = tmp_path / "phi4mm.lock"
-    assert _run(package, "--write-lock", lock).exit_code == 0
+    written = _run(package, "--write-lock", lock)
+    assert (written.exit_code, written.stdout.splitlines()[-1]) == (0, f"wrote {lock}")
     result = _run(package, "--expect", lock)
     assert result.exit_code == 0
     assert "lock phi4mm.lock" in result.stdout
@@ -257,7 +259,9 @@ def test_other_choices_inputs_and_calibration_break_the_lock_each_by_name(packag
 
 def test_no_lock_is_written_for_a_package_with_a_fault(package: Path, tmp_path: Path) -> None:
     (package / "extra").write_bytes(b"")
-    assert _run(package, "--write-lock", tmp_path / "phi4mm.lock").exit_code == 4
+    result = _run(package, "--write-lock", tmp_path / "phi4mm.lock")
+    assert result.exit_code == 4
+    assert "phi4mm.lock was not written: the package has faults" in result.stderr
     assert not (tmp_path / "phi4mm.lock").exists()
 
 
