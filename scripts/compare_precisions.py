@@ -2,9 +2,10 @@
 
     python scripts/compare_precisions.py CHECKPOINT [--work DIR] [--markdown]
 
-Exports the checkpoint as float32, as float16 (a CUDA package, run on the CPU provider), and as INT8 and INT4 with the
-accuracy levels 0 and 4, and feeds all of them the same seeded images, clips and prompts. Relative L2 over each whole
-output; for the quantized decoders also the cosine of the logits of every position, over all modes.
+Exports the checkpoint as float32, as float16 (a CUDA package, run on the CPU provider), as INT8 with every block size,
+accuracy levels 0 and 4, adapters like the base or in float32, and as INT4, and feeds all of them the same seeded
+images, clips and prompts. Relative L2 over each whole output; for the quantized decoders also the cosine of the
+logits of every position, per mode.
 """
 
 from __future__ import annotations
@@ -46,13 +47,19 @@ class Variant:
 
 WHOLE, DECODER = tuple(Component), (Component.DECODER,)
 REFERENCE = Variant("fp32", {"precision": Precision.FP32}, WHOLE)
+
+
+def _decoder(precision: Precision, block_size: int, level: int, lora: Precision | None = None) -> Variant:
+    name = f"{precision}, block {block_size}, level {level}" + (f", LoRA {lora}" if lora else "")
+    choices = {"precision": precision, "block_size": block_size, "accuracy_level": level, "lora_precision": lora}
+    return Variant(name, choices, DECODER)
+
+
 VARIANTS = (
     Variant("fp16 (--ep cuda)", {"precision": Precision.FP16, "provider": Provider.CUDA}, WHOLE),
-    Variant("int8, block 128, level 0", {"precision": Precision.INT8, "accuracy_level": 0}, DECODER),
-    Variant("int8, block 128, level 4", {"precision": Precision.INT8}, DECODER),
-    Variant("int8, block 32, level 4", {"precision": Precision.INT8, "block_size": 32}, DECODER),
-    Variant("int4, block 32, level 4", {"precision": Precision.INT4}, DECODER),
-    Variant("int4, block 128, level 4", {"precision": Precision.INT4, "block_size": 128}, DECODER),
+    *(_decoder(Precision.INT8, block, level) for block in (128, 64, 32, 16) for level in (0, 4)),
+    *(_decoder(Precision.INT8, block, level, Precision.FP32) for block in (128, 64, 32, 16) for level in (0, 4)),
+    *(_decoder(Precision.INT4, block, 4) for block in (32, 128)),
 )
 
 
@@ -122,7 +129,7 @@ def main() -> None:
         if given.markdown:
             print("--- | --- | --- | ---")
         for variant, name, error, angle in rows(given.checkpoint, Path(work)):
-            print(separator.join((f"{variant:26}", f"{name:18}", f"{error:.2e}", f"{angle:.5f}")), flush=True)
+            print(separator.join((f"{variant:36}", f"{name:18}", f"{error:.2e}", f"{angle:.5f}")), flush=True)
 
 
 if __name__ == "__main__":
