@@ -5,13 +5,14 @@ Example: phi4mm doctor ./package --fix ./corrected
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phi4mm_export.cli import render
-from phi4mm_export.cli.options import JsonFlag, Overwrite
+from phi4mm_export.cli import github, render
+from phi4mm_export.cli.options import Format, JsonFlag, Overwrite, ReportFormat, chosen_format
 
 if TYPE_CHECKING:
     from phi4mm_export.checks.diagnosis import Diagnosis
@@ -25,12 +26,16 @@ def command(
         typer.Option("--fix", metavar="OUT", help="Write a corrected copy of the package into this folder."),
     ] = None,
     overwrite: Overwrite = False,
+    report_format: Format = None,
     json_output: JsonFlag = False,
 ) -> None:
+    chosen = chosen_format(report_format, json=json_output)
     from phi4mm_export.pipeline.doctor import doctor
 
     report = doctor(package, fix=fix, overwrite=overwrite)
-    if json_output:
+    if chosen is ReportFormat.GITHUB:
+        github.present(outcome(report, package))
+    elif chosen is ReportFormat.JSON:
         render.document(report.as_json())
     else:
         for line in report_lines(report):
@@ -52,14 +57,29 @@ def report_lines(report: DoctorReport) -> list[str]:
             if item.finding.severity == "note":
                 continue
             lines.append(f"still there: {item.finding.code} {item.finding.where}: {item.cause}")
+    return [*lines, _verdict(report)]
+
+
+def _verdict(report: DoctorReport) -> str:
     counts = [sum(item.finding.severity == kind for item in report.diagnoses) for kind in ("error", "warning", "note")]
     repaired = sum(bool(item.repair) for item in report.diagnoses)
     if counts[0] + counts[1] == 0:
-        lines.append(f"nothing is wrong; {counts[2]} remarks")
-    else:
-        words = (_counted(counts[0], "error"), _counted(counts[1], "warning"), _counted(counts[2], "remark"))
-        lines.append(f"{', '.join(words)}; --fix repairs {repaired}")
-    return lines
+        return f"nothing is wrong; {counts[2]} remarks"
+    words = (_counted(counts[0], "error"), _counted(counts[1], "warning"), _counted(counts[2], "remark"))
+    return f"{', '.join(words)}; --fix repairs {repaired}"
+
+
+def outcome(report: DoctorReport, package: Path) -> github.Outcome:
+    """The report as annotations and a summary: the cause first, then what was found."""
+    from phi4mm_export.cli.validate import remark
+
+    remarks = []
+    for item in report.diagnoses:
+        told = remark(item.finding)
+        cause = "" if item.cause == item.finding.what else f"{item.cause}: "
+        remarks.append(replace(told, what=cause + told.what, fix=item.repair or told.fix))
+    copy = (("corrected copy", report.copied_to),) if report.copied_to else ()
+    return github.Outcome("doctor", package, report.ok, _verdict(report), tuple(remarks), copy)
 
 
 def _counted(count: int, noun: str) -> str:

@@ -86,9 +86,14 @@ def _lines(label: str) -> Callable[[int, int], None]:
 
 
 def error(err: BaseException) -> None:
-    """One sentence on stderr; one JSON object there when the command was called with --json."""
-    if isinstance(err, Phi4mmError) and "--json" in sys.argv:
+    """One sentence on stderr; one JSON object with --json, one annotation with --format github."""
+    asked = _asked_format(sys.argv)
+    if isinstance(err, Phi4mmError) and asked == "json":
         print(err.as_json(), file=sys.stderr)
+    elif asked == "github":
+        from phi4mm_export.cli.github import error_line
+
+        print(error_line(err), file=sys.stderr)
     elif isinstance(err, KeyboardInterrupt):
         print("interrupted: nothing was left under the target name", file=sys.stderr)
     elif isinstance(err, Phi4mmError):
@@ -103,3 +108,13 @@ def error(err: BaseException) -> None:
             f"error: {type(err).__name__}: {err}; this is a bug of phi4mm: run again with PHI4MM_DEBUG=1 and report it",
             file=sys.stderr,
         )
+
+
+def _asked_format(words: list[str]) -> str:
+    """What the command line asks for before it is parsed: an error may come from parsing it."""
+    if "--json" in words:
+        return "json"
+    for word, value in zip(words, [*words[1:], ""], strict=True):
+        if word == "--format" or word.startswith("--format="):
+            return word.partition("=")[2] or value
+    return "text"

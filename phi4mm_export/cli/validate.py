@@ -10,10 +10,16 @@ from typing import Annotated
 
 import typer
 
-from phi4mm_export.checks.report import Report, Severity
-from phi4mm_export.cli import render
+from phi4mm_export.checks.report import Finding, Report, Severity
+from phi4mm_export.cli import github, render
 from phi4mm_export.cli.choices import adapter_paths, provider_of
-from phi4mm_export.cli.options import JsonFlag
+from phi4mm_export.cli.options import Format, JsonFlag, ReportFormat, chosen_format
+
+LEVELS = {
+    Severity.ERROR: github.Level.ERROR,
+    Severity.WARNING: github.Level.WARNING,
+    Severity.NOTE: github.Level.NOTICE,
+}
 
 
 def command(
@@ -38,8 +44,10 @@ def command(
     tensors: Annotated[
         bool, typer.Option("--tensors", help="List every tensor of the contract, not only the faults.")
     ] = False,
+    report_format: Format = None,
     json_output: JsonFlag = False,
 ) -> None:
+    chosen = chosen_format(report_format, json=json_output)
     from phi4mm_export.pipeline.validate import validate
 
     report = validate(
@@ -49,7 +57,9 @@ def command(
         provider=None if provider is None else provider_of(provider),
         adapter_paths=adapter_paths(adapter_path, None),
     )
-    if json_output:
+    if chosen is ReportFormat.GITHUB:
+        github.present(outcome(report, package))
+    elif chosen is ReportFormat.JSON:
         render.document(report.as_json())
     else:
         for line in report_lines(report, tensors=tensors):
@@ -68,10 +78,34 @@ def report_lines(report: Report, *, tensors: bool) -> list[str]:
                 lines.append(f"    {label}: {value}")
     if tensors:
         lines += [f"{row.status:13} {row.graph} {row.side} {row.found or row.expected}" for row in report.rows]
+    lines.append(f"contract {report.contract}: {_matches(report)}")
+    return [*lines, _verdict(report)]
+
+
+def _matches(report: Report) -> str:
     matched = sum(row.status == "match" for row in report.rows)
     judged = sum(row.status not in ("absent", "overridable") for row in report.rows)
-    lines.append(f"contract {report.contract}: {matched} of {judged} tensors match")
+    return f"{matched} of {judged} tensors match"
+
+
+def _verdict(report: Report) -> str:
     errors, warnings, notes = (len(report.of(severity)) for severity in Severity)
     verdict = "ok" if report.ok else "not ok"
-    lines.append(f"{verdict}: {errors} errors, {warnings} warnings, {notes} notes")
-    return lines
+    return f"{verdict}: {errors} errors, {warnings} warnings, {notes} notes"
+
+
+def outcome(report: Report, package: Path) -> github.Outcome:
+    """The report as annotations and a summary."""
+    facts = (
+        (f"contract {report.contract}", _matches(report)),
+        *((key, str(value)) for key, value in report.facts if value),
+    )
+    remarks = tuple(remark(finding) for finding in report.findings)
+    return github.Outcome("validate", package, report.ok, _verdict(report), remarks, facts)
+
+
+def remark(finding: Finding) -> github.Remark:
+    """A finding as an annotation."""
+    values = [f"{word} {value}" for word, value in (("expected", finding.expected), ("found", finding.found)) if value]
+    detail = f" ({', '.join(values)})" if values else ""
+    return github.Remark(LEVELS[finding.severity], finding.code, finding.where, finding.what + detail, finding.fix)

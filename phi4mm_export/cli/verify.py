@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phi4mm_export.cli import render
-from phi4mm_export.cli.options import JsonFlag, Quiet
+from phi4mm_export.cli import github, render
+from phi4mm_export.cli.options import MANIFEST_NAMES, Format, JsonFlag, Quiet, ReportFormat, chosen_format
 
 if TYPE_CHECKING:
     from phi4mm_export.pipeline.verify import VerifyReport
@@ -38,11 +38,13 @@ def command(
         Path | None, typer.Option(metavar="KEY", help="Sign with this private key (PEM); needs the extra `sign`.")
     ] = None,
     quiet: Quiet = False,
+    report_format: Format = None,
     json_output: JsonFlag = False,
 ) -> None:
+    chosen = chosen_format(report_format, json=json_output)
     from phi4mm_export.pipeline.verify import verify
 
-    with render.progress("verifying", quiet=quiet or json_output) as progress:
+    with render.progress("verifying", quiet=quiet or chosen is not ReportFormat.TEXT) as progress:
         report = verify(
             package,
             expect=expect,
@@ -52,7 +54,9 @@ def command(
             sign=sign,
             progress=progress,
         )
-    if json_output:
+    if chosen is ReportFormat.GITHUB:
+        github.present(outcome(report, package))
+    elif chosen is ReportFormat.JSON:
         render.document(report.as_json())
     elif not (quiet and report.ok):
         for line in report_lines(report):
@@ -74,10 +78,26 @@ def report_lines(report: VerifyReport) -> list[str]:
                 lines.append(f"    {label}: {value}")
     if report.tolerated:
         lines.append(f"tolerated: {', '.join(report.tolerated)}")
+    return [*lines, _verdict(report), *(f"wrote {name}" for name in report.written)]
+
+
+def _verdict(report: VerifyReport) -> str:
     digest = f"package digest {report.package_digest[:MOST_DIGITS]}" if report.package_digest else "no digest"
     against = "".join([f", lock {report.lock}" if report.lock else "", ", signature" if report.signed else ""])
     count = len(report.faults)
     verdict = f"not ok, {count} fault{'s' * (count != 1)}" if count else "ok"
-    lines.append(f"{verdict}: {report.files:,} files, {report.nbytes:,} bytes, {digest}{against}")
-    lines += [f"wrote {name}" for name in report.written]
-    return lines
+    counted = f"{report.files:,} files with {MANIFEST_NAMES}, {report.nbytes:,} bytes"
+    return f"{verdict}: {counted}, {digest}{against}"
+
+
+def outcome(report: VerifyReport, package: Path) -> github.Outcome:
+    """The report as annotations and a summary."""
+    remarks = []
+    for fault in report.faults:
+        values = [f"{word} {value}" for word, value in (("expected", fault.expected), ("found", fault.found)) if value]
+        detail = f" ({', '.join(values)})" if values else ""
+        remarks.append(github.Remark(github.Level.ERROR, fault.kind, fault.name, fault.what + detail, fault.fix))
+    facts = [("package digest", report.package_digest), ("recipe digest", report.recipe_digest), ("lock", report.lock)]
+    facts += [("tolerated", ", ".join(report.tolerated)), ("wrote", ", ".join(report.written))]
+    given = tuple((key, value) for key, value in facts if value)
+    return github.Outcome("verify", package, report.ok, _verdict(report), tuple(remarks), given)
