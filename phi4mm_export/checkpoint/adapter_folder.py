@@ -14,6 +14,7 @@ from phi4mm_export.errors import CheckpointError
 from phi4mm_export.spec.json_fields import Fields
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.names import canonical_name, split_lora
+from phi4mm_export.spec.on_disk import exists
 
 PEFT_DEFAULT_NAME = "default"
 """What PEFT calls an adapter that nobody named; raw state dicts keep the name inside the keys."""
@@ -43,7 +44,7 @@ def open_adapter_folder(
     """
     config_label, weights_label = f"{label}/{ADAPTER_CONFIG}", f"{label}/{ADAPTER_WEIGHTS}"
     weights = folder / ADAPTER_WEIGHTS
-    if not weights.exists() and (folder / "adapter_model.bin").exists():
+    if not exists(weights) and exists(folder / "adapter_model.bin"):
         raise CheckpointError(
             f"no {ADAPTER_WEIGHTS}, only adapter_model.bin",
             where=label,

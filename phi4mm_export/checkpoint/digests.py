@@ -17,6 +17,7 @@ from phi4mm_export.checkpoint.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from phi4mm_export.checkpoint.open import Checkpoint
 from phi4mm_export.errors import CheckpointError
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import is_file
 
 CHUNK = 4 << 20
 
@@ -86,7 +87,7 @@ def input_files(
     """
     files = {}
     for path in (*checkpoint.files, *(checkpoint.path / name for name in beside)):
-        if path.is_relative_to(checkpoint.path) and path.is_file():
+        if path.is_relative_to(checkpoint.path) and is_file(path):
             files[path.relative_to(checkpoint.path).as_posix()] = path
     for role, folder in sorted((adapter_paths or {}).items()):
         for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):

@@ -9,6 +9,7 @@ from typing import Any
 
 from phi4mm_export.errors import CheckpointError, SystemLimitError
 from phi4mm_export.spec.json_text import parse_object
+from phi4mm_export.spec.on_disk import is_link
 
 FETCH_AGAIN = "fetch the file again"
 MAX_DOCUMENT_NBYTES = 64 << 20
@@ -61,7 +62,7 @@ def check_regular_file(path: Path, label: str) -> None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as err:
-        what = "the link points to a file that is not there" if path.is_symlink() else "the file is not there"
+        what = "the link points to a file that is not there" if is_link(path) else "the file is not there"
         raise CheckpointError(what, where=label, fix=FETCH_AGAIN) from err
     except PermissionError as err:
         raise SystemLimitError("the file may not be read", where=label, fix="give read permission") from err

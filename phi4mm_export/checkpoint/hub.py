@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import CheckpointError, MissingExtraError, SystemLimitError, UsageError
+from phi4mm_export.spec.on_disk import exists, home_expanded, is_folder
 
 FETCHED_FILES: tuple[str, ...] = (
     "*.safetensors",
@@ -53,12 +54,12 @@ def resolve_model(text: str) -> Path | str:
     slash, or below a folder that exists.
     """
     for candidate in (Path(text), _home_expanded(text)):
-        if text and candidate.is_dir():
+        if text and is_folder(candidate):
             return candidate
-    if text and Path(text).exists():
+    if text and exists(Path(text)):
         raise UsageError("expected a checkpoint folder or a hub id, found a file", where=text, fix="pass its folder")
     owner = text.partition("/")[0]
-    if not _HUB_ID.fullmatch(text) or ".." in text or "--" in text or Path(owner).exists():
+    if not _HUB_ID.fullmatch(text) or ".." in text or "--" in text or exists(Path(owner)):
         raise UsageError(
             "there is no such folder", where=text or "MODEL", fix="pass a checkpoint folder, or a hub id OWNER/NAME"
         )
@@ -138,7 +139,7 @@ def hub_faults(named: str) -> Iterator[None]:
 
 def _home_expanded(text: str) -> Path:
     try:
-        return Path(text).expanduser()
+        return home_expanded(text)
     except RuntimeError:  # a user this machine does not know
         return Path(text)
 

@@ -22,6 +22,7 @@ from phi4mm_export.spec.inventory import adapted_shapes, expected_tensors, optio
 from phi4mm_export.spec.json_fields import Fields
 from phi4mm_export.spec.model import Layout, ModelConfig, Role
 from phi4mm_export.spec.names import canonical_name, split_lora
+from phi4mm_export.spec.on_disk import exists, found_at, is_folder, is_link
 
 PROCESSOR_FILE = "processor_config.json"
 """transformers 5 saves the image processor's settings inside this file."""
@@ -108,9 +109,9 @@ def open_checkpoint(
 
 def _existing_folder(path: Path | str) -> Path:
     folder = Path(path)
-    if folder.is_dir():
+    if is_folder(folder):
         return folder
-    found = "a file" if folder.exists() else "nothing"
+    found = found_at(folder)
     raise UsageError(f"expected a checkpoint folder, found {found}", where=str(path), fix="pass the folder's path")
 
 
@@ -126,13 +127,13 @@ class _Documents:
 
     @classmethod
     def read(cls, folder: Path) -> _Documents:
-        if not (folder / CONFIG_FILE).exists():
+        if not exists(folder / CONFIG_FILE):
             raise _no_config(folder)
         config = read_object(folder / CONFIG_FILE, CONFIG_FILE)
         files = [folder / CONFIG_FILE]
         found: dict[str, dict[str, Any]] = {}
         for name in (GENERATION_FILE, PREPROCESSOR_FILE, PROCESSOR_FILE):
-            if (folder / name).exists() or (folder / name).is_symlink():
+            if exists(folder / name) or is_link(folder / name):
                 found[name] = read_object(folder / name, name)
                 files.append(folder / name)
         preprocessor, source = found.get(PREPROCESSOR_FILE), PREPROCESSOR_FILE
@@ -144,11 +145,11 @@ class _Documents:
 
 def _no_config(folder: Path) -> CheckpointError:
     fix = "pass the folder that holds the checkpoint's config.json"
-    if (folder / PACKAGE_FILE).exists():
+    if exists(folder / PACKAGE_FILE):
         fix = f"this folder holds {PACKAGE_FILE}, it is an exported package; {fix}"
-    elif (folder / ADAPTER_CONFIG).exists():
+    elif exists(folder / ADAPTER_CONFIG):
         fix = f"this folder holds {ADAPTER_CONFIG}, an adapter: pass the full checkpoint, and this as --adapter-path"
-    elif (folder / "params.json").exists():
+    elif exists(folder / "params.json"):
         fix = f"this is another framework's layout; {fix}"
     return CheckpointError(f"the folder has no {CONFIG_FILE}", where=str(folder), fix=fix)
 
@@ -203,9 +204,9 @@ class _Opening:
                 section = Fields(raw_config, CONFIG_FILE).section(f"{role}_lora")
                 settings = parse_settings(section)
                 adapters[role] = pair_up(by_role[role], role, settings, modules, source=section.place)
-            elif beside.is_dir() and config.layout is Layout.NATIVE:
+            elif is_folder(beside) and config.layout is Layout.NATIVE:
                 adapters[role] = self._adapter_folder(beside, role, modules, label=beside.name)
-            elif beside.is_dir():
+            elif is_folder(beside):
                 self.warnings.append(
                     f"{beside.name} is not used: the shards hold no {role} adapter, so it may be merged into them; "
                     f"pass --adapter-path {role}={beside.name} if it is not"
@@ -227,8 +228,8 @@ class _Opening:
 
 
 def _existing_adapter(path: Path, role: Role) -> Path:
-    if not path.is_dir():
-        found = "a file" if path.exists() else "nothing"
+    if not is_folder(path):
+        found = found_at(path)
         raise UsageError(
             f"expected a folder with the {role} adapter, found {found}",
             where=str(path),

@@ -13,6 +13,7 @@ from phi4mm_export.checkpoint.header import StoredTensor, read_header
 from phi4mm_export.errors import CheckpointError, SystemLimitError, some
 from phi4mm_export.spec.json_fields import shown
 from phi4mm_export.spec.names import canonical_name, is_recomputed_buffer
+from phi4mm_export.spec.on_disk import exists, is_file, is_link
 
 INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_FILE_STEM = "adapter_model"
@@ -36,7 +37,7 @@ def read_shards(folder: Path) -> Shards:
     With an index, the index decides which copy of a tensor counts. Without one, a tensor in two files is an
     error. Raises CheckpointError for missing files, entries without a tensor and tensors without an entry.
     """
-    if (folder / INDEX_FILE).exists() or (folder / INDEX_FILE).is_symlink():
+    if exists(folder / INDEX_FILE) or is_link(folder / INDEX_FILE):
         return _read_indexed(folder, _weight_map(folder))
     return _read_all(folder)
 
@@ -71,7 +72,7 @@ def _stays_inside(file: object) -> bool:
 
 def _read_indexed(folder: Path, weight_map: dict[str, str]) -> Shards:
     counts = Counter(weight_map.values())
-    missing = sorted(file for file in counts if not (folder / file).exists())
+    missing = sorted(file for file in counts if not exists(folder / file))
     if missing:
         lost = sum(counts[file] for file in missing)
         raise CheckpointError(
@@ -181,7 +182,7 @@ def _unfinished_downloads(folder: Path) -> str:
 
 
 def _no_weights(folder: Path) -> CheckpointError:
-    others = sorted(p.name for pattern in _OTHER_FORMATS for p in folder.glob(pattern) if p.is_file())
+    others = sorted(p.name for pattern in _OTHER_FORMATS for p in folder.glob(pattern) if is_file(p))
     adapters = sorted(p.name for p in folder.glob(f"{ADAPTER_FILE_STEM}*.safetensors"))
     what = "no *.safetensors file and no index"
     fix = "pass the folder that holds the checkpoint's safetensors files"

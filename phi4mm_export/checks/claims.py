@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from phi4mm_export.package.manifest import (
     sums_bytes,
 )
 from phi4mm_export.package.manifest_read import manifest_file_bytes, parse_manifest
+from phi4mm_export.spec.on_disk import is_entry, is_link
 
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
@@ -93,7 +93,7 @@ def read_claims(package: Path) -> Claims:
 
 
 def _own_file(package: Path, name: str, faults: list[FileFault], *, required: bool) -> bytes | None:
-    if not os.path.lexists(package / name):
+    if not is_entry(package / name):
         if required:
             manifest_file_bytes(package, name)  # raises, and says what to do
         faults.append(FileFault(FaultKind.MISSING, name, "missing", fix="fetch the package again"))
@@ -101,7 +101,7 @@ def _own_file(package: Path, name: str, faults: list[FileFault], *, required: bo
     try:
         return manifest_file_bytes(package, name)
     except PackageError as err:
-        kind = FaultKind.LINKED if (package / name).is_symlink() else FaultKind.CHANGED
+        kind = FaultKind.LINKED if is_link(package / name) else FaultKind.CHANGED
         faults.append(FileFault(kind, name, err.what, fix=err.fix))
         return None
 

@@ -21,6 +21,7 @@ from phi4mm_export.checks.sizes import (
 )
 from phi4mm_export.package.graph_io import TensorIo
 from phi4mm_export.spec.contract import Component
+from phi4mm_export.spec.on_disk import is_file
 
 GATED_MIN_RUNTIME = "0.14.1"
 """First onnxruntime-genai that feeds input_ids to this model type's decoder (0.13.2 does not)."""
@@ -93,7 +94,7 @@ def _files(package: OpenedPackage) -> Iterator[Finding]:
                     expected="a relative path without ..",
                     found=repr(file),
                 )
-            elif key == "config_filename" and not (package.folder / file).is_file():
+            elif key == "config_filename" and not is_file(package.folder / file):
                 yield error("C342", where, "the file is missing", expected=file, fix="write it with: phi4mm config")
             elif "\\" in file:
                 yield warning("C343", where, "a backslash works on Windows only", expected="/", found=repr(file))

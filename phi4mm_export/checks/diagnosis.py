@@ -18,6 +18,7 @@ from phi4mm_export.checks.session_options import provider_names
 from phi4mm_export.checks.sizes import PAST_KEYS, graph_sizes
 from phi4mm_export.package.manifest import Manifest
 from phi4mm_export.spec.contract import Component
+from phi4mm_export.spec.on_disk import is_file
 from phi4mm_export.spec.sizes import format_bytes
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec"
@@ -97,7 +98,7 @@ def further_findings(package: OpenedPackage, manifest: Manifest | None) -> Itera
 
 def _lfs_pointers(package: OpenedPackage) -> Iterator[Finding]:
     for path in sorted(package.folder.rglob("*")):
-        if path.suffix in (".onnx", ".json") or not path.is_file() or path.stat().st_size > 1024:
+        if path.suffix in (".onnx", ".json") or not is_file(path) or path.stat().st_size > 1024:
             continue
         text = path.read_bytes()
         if text.startswith(LFS_POINTER):

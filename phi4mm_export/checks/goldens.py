@@ -47,6 +47,7 @@ from phi4mm_export.checks.sampling import margins, sample_all
 from phi4mm_export.errors import UsageError
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.model import AUDIO_TOKEN_ID, IMAGE_TOKEN_ID, Role
+from phi4mm_export.spec.on_disk import is_file
 
 MANIFEST, INPUTS = "manifest.json", "inputs.npz"
 ADAPTERS: Adapters = (None, Role.VISION, Role.SPEECH)
@@ -91,7 +92,7 @@ class Goldens:
 
 def read_goldens(folder: Path) -> Goldens:
     """Read a folder of goldens; UsageError if it holds none."""
-    if not (folder / MANIFEST).is_file():
+    if not is_file(folder / MANIFEST):
         raise UsageError(f"expected a folder with {MANIFEST}, found none", where=str(folder), fix="run: make goldens")
     stored: dict[str, dict[str, Array]] = {}
     inputs: dict[str, dict[str, Array]] = {}

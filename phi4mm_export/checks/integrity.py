@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from phi4mm_export.checks.opened import OpenedGraph, OpenedPackage, is_inside_name, real_path
+from phi4mm_export.checks.opened import OpenedGraph, OpenedPackage, is_inside_name
 from phi4mm_export.checks.report import Finding, error, warning
 from phi4mm_export.checks.tensors import DataRange, Fault, data_ranges
 from phi4mm_export.errors import some
+from phi4mm_export.spec.on_disk import is_file, is_link, real_path
 
 MAX_PADDING = 1 << 16
 """Largest alignment that writers use (the allocation granularity of Windows)."""
@@ -136,7 +137,7 @@ def _data_path(
             f"{graph.file}: {location}",
             f"the data file is missing; {len(ranges):,} tensors lie in it ({some((r.tensor for r in ranges), 3)})",
             expected=f"{location} with at least {needed:,} bytes",
-            found="a dangling link" if path.is_symlink() else "no file",
+            found="a dangling link" if is_link(path) else "no file",
             fix=f"{hint} has that size: rename it to {location}" if hint else f"put {location} beside the graph",
         )
         return None, [found]
@@ -161,7 +162,7 @@ def _data_path(
 def _link_stays(graph: OpenedGraph, path: Path) -> bool:
     real = real_path(path)
     homes = {real_path(graph.folder)}
-    if graph.path.is_symlink():
+    if is_link(graph.path):
         homes.add(real_path(graph.path).parent)
     return any(real.is_relative_to(home) for home in homes)
 
@@ -171,7 +172,7 @@ def _same_size(folder: Path, needed: int, package: OpenedPackage) -> str:
     candidates = [
         path.relative_to(folder).as_posix()
         for path in sorted(folder.iterdir())
-        if path.is_file() and needed <= path.stat().st_size < needed + MAX_PADDING and path.suffix != ".json"
+        if is_file(path) and needed <= path.stat().st_size < needed + MAX_PADDING and path.suffix != ".json"
         if path not in {graph.path for graph in package.all_graphs()}
     ]
     return candidates[0] if len(candidates) == 1 else ""
@@ -254,7 +255,7 @@ def _stray(package: OpenedPackage, by_file: Mapping[Path, object]) -> list[DataF
     used = {real_path(path) for path in by_file}
     found = []
     for path in sorted(package.folder.rglob("*.data")) if package.config else []:
-        if path.is_file() and real_path(path) not in used:
+        if is_file(path) and real_path(path) not in used:
             nbytes = path.stat().st_size
             found.append(DataFile(_name(package, path), nbytes, 0, nbytes))
     return found

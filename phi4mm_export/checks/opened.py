@@ -5,7 +5,6 @@ Opening never fails on a broken package: what cannot be read becomes a finding, 
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from phi4mm_export.errors import PackageError
 from phi4mm_export.package.graph_io import GraphIo, graph_io, load_graph
 from phi4mm_export.spec.contract import FILE_NAMES, Component, PackageLayout
 from phi4mm_export.spec.json_text import parse_object, read_bytes
+from phi4mm_export.spec.on_disk import is_file, real_path
 
 if TYPE_CHECKING:
     import onnx
@@ -91,7 +91,7 @@ def open_package(folder: Path) -> OpenedPackage:
     known = {real_path(folder / file) for file in named.values() if is_inside_name(file)}
     others = []
     for path in sorted(folder.rglob("*.onnx")):
-        if path.is_file() and real_path(path) not in known:
+        if is_file(path) and real_path(path) not in known:
             opened = _open_graph(folder, path.relative_to(folder).as_posix(), findings, None)
             if opened is not None:
                 others.append(opened)
@@ -106,7 +106,7 @@ def open_file(path: Path) -> OpenedPackage:
     opened = _load(path, path.name, None)
     neighbours = []
     for other in sorted(path.parent.glob("*.onnx")):
-        if other.name != path.name and other.is_file():
+        if other.name != path.name and is_file(other):
             found = _open_graph(path.parent, other.name, [], None)
             if found is not None:
                 neighbours.append(found)
@@ -119,11 +119,6 @@ def is_inside_name(file: str) -> bool:
     if not file or windows.drive or windows.root or PurePosixPath(file).is_absolute() or "\0" in file:
         return False
     return ".." not in windows.parts
-
-
-def real_path(path: Path) -> Path:
-    """The path with every link followed; unlike Path.resolve it never raises on a loop of links."""
-    return Path(os.path.realpath(path))
 
 
 def _read_config(folder: Path, findings: list[Finding]) -> dict[str, Any]:
@@ -157,7 +152,7 @@ def _graph_files(folder: Path, config: Mapping[str, Any]) -> dict[Component, str
                 files[component] = file
             continue
         usual = [FILE_NAMES[layout][component] for layout in PackageLayout]
-        present = next((file for file in usual if (folder / file).is_file()), None)
+        present = next((file for file in usual if is_file(folder / file)), None)
         if present is not None and not isinstance(model, dict):
             files[component] = present
     return files

@@ -15,6 +15,7 @@ from phi4mm_export.checks.report import Finding, error, note, warning
 from phi4mm_export.errors import PackageError, some
 from phi4mm_export.spec.json_text import json_kind, read_object
 from phi4mm_export.spec.model import IMAGE_SIZE
+from phi4mm_export.spec.on_disk import is_file
 from phi4mm_export.spec.processors import ProcessorValues, speech_processor, vision_processor
 
 DEFAULT_MAX_SAMPLES = 480_000
@@ -37,7 +38,7 @@ def check_processors(package: OpenedPackage) -> Iterator[Finding]:
     """Findings about both processor files; one that is missing is reported with the config."""
     for section, check in (("vision", _vision), ("speech", _speech)):
         file = package.section(section).get("config_filename")
-        if not isinstance(file, str) or not is_inside_name(file) or not (package.folder / file).is_file():
+        if not isinstance(file, str) or not is_inside_name(file) or not is_file(package.folder / file):
             continue
         try:
             document = read_object(package.folder / file, error=PackageError, where=file)

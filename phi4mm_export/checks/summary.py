@@ -12,6 +12,7 @@ from phi4mm_export.checks.integrity import DataFile, data_files
 from phi4mm_export.checks.opened import OpenedGraph, OpenedPackage
 from phi4mm_export.checks.tensors import all_tensors, dtype_name, tensor_nbytes
 from phi4mm_export.spec.contract import Component
+from phi4mm_export.spec.on_disk import is_file
 
 if TYPE_CHECKING:
     import onnx
@@ -80,7 +81,7 @@ def summarize_graph(graph: OpenedGraph) -> GraphSummary:
 def summarize_package(package: OpenedPackage, contract: str, providers: list[str]) -> PackageSummary:
     """The summary of a package; `contract` is the variant it comes nearest to."""
     data = tuple(data_files(package))
-    files = [path for path in package.folder.rglob("*") if path.is_file()]
+    files = [path for path in package.folder.rglob("*") if is_file(path)]
     return PackageSummary(
         contract=contract,
         lora=lora_form(package),

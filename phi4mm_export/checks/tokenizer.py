@@ -13,6 +13,7 @@ from phi4mm_export.checks.opened import CONFIG_FILE, OpenedPackage, is_inside_na
 from phi4mm_export.checks.report import Finding, error, warning
 from phi4mm_export.errors import PackageError, some
 from phi4mm_export.spec.json_text import json_kind, read_object
+from phi4mm_export.spec.on_disk import is_file
 from phi4mm_export.spec.tokens import END_OF_TURN, PLACEHOLDERS, runtime_knows_class
 
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
@@ -156,7 +157,7 @@ def _class_and_template(folder: Path, document: Mapping[str, Any]) -> Iterator[F
             found=json_kind(template),
             fix="keep the default template only",
         )
-    elif template is None and not any((folder / file).is_file() for file in TEMPLATE_FILES):
+    elif template is None and not any(is_file(folder / file) for file in TEMPLATE_FILES):
         yield warning(
             "C504",
             f"{TOKENIZER_CONFIG_FILE}: chat_template",

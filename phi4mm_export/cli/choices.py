@@ -9,6 +9,7 @@ from pathlib import Path
 from phi4mm_export.errors import UsageError
 from phi4mm_export.spec.contract import Provider
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import is_folder
 
 
 class AdapterName(StrEnum):
@@ -67,7 +68,7 @@ def adapter_paths(given: Sequence[str] | None, adapter: AdapterName | None) -> d
         if role in found:
             raise UsageError(f"two folders for the {role} adapter", where=f"--adapter-path {text}", fix="name one")
         path = Path(folder if named else text)
-        if not path.is_dir():
+        if not is_folder(path):
             raise UsageError("expected a PEFT adapter folder, found none", where=str(path), fix="check the path")
         found[role] = path
     return found

@@ -18,6 +18,7 @@ from pathlib import Path
 from phi4mm_export.cli import render
 from phi4mm_export.errors import Phi4mmError
 from phi4mm_export.spec.json_lines import line_of
+from phi4mm_export.spec.on_disk import is_file, is_link
 
 SHOWN = 10
 """Annotations of one kind that GitHub shows per step."""
@@ -142,7 +143,7 @@ def _place(remark: Remark, package: Path, environment: Mapping[str, str]) -> tup
     """The file below the workspace that a remark is about, and the line of its key; ("", None) where there is none."""
     name, _, key = remark.where.partition(": ")
     path = package / name
-    if path.is_symlink() or not path.is_file():
+    if is_link(path) or not is_file(path):
         return "", None
     root = Path(environment.get(WORKSPACE_VARIABLE) or Path.cwd()).resolve()
     real = path.resolve()

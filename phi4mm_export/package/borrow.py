@@ -17,6 +17,7 @@ from phi4mm_export.package.write import WrittenFile, hashed, write_file
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.genai import CONFIG_FILE
 from phi4mm_export.spec.json_text import json_bytes, read_object
+from phi4mm_export.spec.on_disk import is_file
 
 NOT_COPIED = frozenset({CONFIG_FILE, "phi4mm.json", "SHA256SUMS", "README.md"})
 """Files that describe the whole package: written anew."""
@@ -47,7 +48,7 @@ def open_borrowed(path: Path, exported: tuple[Component, ...], written: frozense
     exported: components that the export writes; written: the names of the files it writes.
     Raises UsageError for a folder that is no package, PackageError for files that are missing.
     """
-    if not (path / CONFIG_FILE).is_file():
+    if not is_file(path / CONFIG_FILE):
         raise UsageError(
             f"expected a package, found no {CONFIG_FILE} in it", where=str(path), fix="name the folder of a package"
         )
@@ -62,10 +63,10 @@ def open_borrowed(path: Path, exported: tuple[Component, ...], written: frozense
             detached.append(graph)
         else:
             names |= own
-    left = {name for graph in graphs.values() if graph and (path / graph).is_file() for name in files_of(path, graph)}
+    left = {name for graph in graphs.values() if graph and is_file(path / graph) for name in files_of(path, graph)}
     for file in sorted(path.iterdir()):
         plain = (
-            file.is_file()
+            is_file(file)
             and not file.name.startswith(".")
             and not is_left_over(file.name)
             and not file.name.endswith(".onnx_adapter")
@@ -106,6 +107,6 @@ def files_of(package: Path, graph: str) -> set[str]:
     for name in sorted(names):
         if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
             raise PackageError(f"the data file {name} lies outside the package", where=graph)
-        if not (package / name).is_file():
+        if not is_file(package / name):
             raise PackageError(f"the data file {name} is missing", where=graph)
     return names

@@ -33,6 +33,7 @@ from phi4mm_export.package.lock import (
     same_machine,
     try_lock,
 )
+from phi4mm_export.spec.on_disk import exists, is_entry, is_folder, is_link
 
 OWNER = "owner.json"
 LEFT = "left"
@@ -80,7 +81,7 @@ class Claim:
                 try:
                     self._made.rename(self.folder)
                 except OSError as err:
-                    occupied = err.errno in OCCUPIED or (os.name == "nt" and self.folder.exists())
+                    occupied = err.errno in OCCUPIED or (os.name == "nt" and exists(self.folder))
                     if not occupied:
                         raise
                     self._take_aside()
@@ -113,17 +114,17 @@ class Claim:
 
     def target_is_lost(self) -> bool:
         """Whether the old target stands aside and no target is in its place."""
-        return (self.work / PREVIOUS).exists() and not os.path.lexists(self.target)
+        return exists(self.work / PREVIOUS) and not is_entry(self.target)
 
     def settle(self, *, keep_left: bool) -> None:
         """Heal the target from what dead runs left; with `keep_left` the newest work folder becomes `left`, the rest
         goes."""
         dead = [self.folder / LEFT, *self._work_folders_of_the_dead()]
         for folder in dead:
-            if (folder / PREVIOUS).exists():
+            if exists(folder / PREVIOUS):
                 self._heal(folder, self.target)
         if keep_left:
-            found = [folder for folder in dead if folder.is_dir()]
+            found = [folder for folder in dead if is_folder(folder)]
             best = max(found, key=lambda folder: (folder.stat().st_mtime_ns, folder.name), default=None)
             if best is not None and best != self.left:
                 remove(self.left)
@@ -186,7 +187,7 @@ class Claim:
 
     def _locks_work(self) -> bool:
         """Whether a second lock on our own record is refused, as it must be."""
-        record = (self._made if self._made.exists() else self.folder) / OWNER
+        record = (self._made if exists(self._made) else self.folder) / OWNER
         return self._descriptor < 0 or is_locked(record) is LockState.HELD_ELSEWHERE
 
     def _debris(self) -> list[Path]:
@@ -194,7 +195,7 @@ class Claim:
         return [path for path in debris_of(self.target) if not self._is_alive(path, owner_of(path))]
 
     def _work_folders_of_the_dead(self) -> list[Path]:
-        return sorted(folder for debris in self._debris() if debris.is_dir() for folder in debris.iterdir())
+        return sorted(folder for debris in self._debris() if is_folder(debris) for folder in debris.iterdir())
 
     def _refusal(self, holder: dict[str, Any]) -> SystemLimitError:
         who = f"process {holder['pid']}" if isinstance(holder.get("pid"), int) else "a process"
@@ -207,7 +208,7 @@ class Claim:
 
 def heal_folder(work: Path, target: Path) -> None:
     """An old folder that stands aside comes back, unless a new one took its place."""
-    if not os.path.lexists(target):
+    if not is_entry(target):
         (work / PREVIOUS).rename(target)
 
 
@@ -262,7 +263,7 @@ def move(source: Path, target: Path) -> None:
 
 def remove(path: Path) -> None:
     """Delete a file or a folder with everything in it, as far as possible."""
-    if path.is_dir() and not path.is_symlink():
+    if is_folder(path) and not is_link(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
         with contextlib.suppress(OSError):

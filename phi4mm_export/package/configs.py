@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from phi4mm_export.spec.contract import Component, FloatType, PackageLayout, Pro
 from phi4mm_export.spec.genai import CONFIG_FILE
 from phi4mm_export.spec.json_text import json_bytes, read_object
 from phi4mm_export.spec.model import ModelConfig, Role
+from phi4mm_export.spec.on_disk import is_entry
 from phi4mm_export.spec.phi4mm_config import (
     GraphNames,
     choose_max_length,
@@ -139,7 +139,7 @@ def runtime_configs(
 def read_token_ids(checkpoint: Path, special: Mapping[str, int], *, vocab_size: int) -> TokenIds:
     """Stop, pad and begin ids, by the precedence of `choose_token_ids`. Raises CheckpointError."""
     generation = None
-    if os.path.lexists(checkpoint / GENERATION_FILE):
+    if is_entry(checkpoint / GENERATION_FILE):
         generation = NamedJson(GENERATION_FILE, read_object(checkpoint / GENERATION_FILE))
     model = NamedJson(MODEL_FILE, read_object(checkpoint / MODEL_FILE))
     return choose_token_ids(special, generation=generation, model=model, vocab_size=vocab_size)
@@ -149,9 +149,9 @@ def read_processor_values(checkpoint: Path, *, time_reduction: int) -> tuple[Pro
     """What preprocessor_config.json, else processor_config.json, states; with neither, the published values and a
     warning. Raises CheckpointError.
     """
-    if os.path.lexists(checkpoint / PREPROCESSOR_FILE):
+    if is_entry(checkpoint / PREPROCESSOR_FILE):
         body, where = read_object(checkpoint / PREPROCESSOR_FILE), PREPROCESSOR_FILE
-    elif os.path.lexists(checkpoint / PROCESSOR_FILE):
+    elif is_entry(checkpoint / PROCESSOR_FILE):
         body, where = merged_preprocessor(read_object(checkpoint / PROCESSOR_FILE)), PROCESSOR_FILE
     else:
         remark = f"the checkpoint has no {PREPROCESSOR_FILE}: images and audio are prepared as for the original model"

@@ -19,6 +19,7 @@ from phi4mm_export.package.scan import EntryKind, scan
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.genai import CONFIG_FILE
 from phi4mm_export.spec.json_text import parse_json, read_object
+from phi4mm_export.spec.on_disk import is_file
 
 CHUNK = 4 << 20
 MOST_TEXT_NBYTES = 1 << 20
@@ -74,7 +75,7 @@ def compare_packages(a: Path, b: Path, *, tolerance: float = 0.0) -> Iterator[Di
     graphs = _paired_graphs(a, b)
     yield from _files(a, b)
     for name in sorted({*_names(a), *_names(b)}):
-        if (a / name).is_file() and (b / name).is_file() and name not in (SUMS_FILE,):
+        if is_file(a / name) and is_file(b / name) and name not in (SUMS_FILE,):
             yield from _documents(a / name, b / name, name)
     for first, second in graphs:
         yield from compare_graphs(a, first, b, second, tolerance=tolerance)
@@ -109,7 +110,7 @@ def _files(a: Path, b: Path) -> Iterator[Difference]:
             yield Difference(Level.FILE, name, "only in B", "", f"{second[name].nbytes:,} bytes")
         elif first[name].kind is not second[name].kind:
             yield Difference(Level.FILE, name, "another kind of entry", first[name].kind, second[name].kind)
-        elif (a / name).is_file() and (b / name).is_file() and not same_file_bytes(a / name, b / name):
+        elif is_file(a / name) and is_file(b / name) and not same_file_bytes(a / name, b / name):
             sizes = ((a / name).stat().st_size, (b / name).stat().st_size)
             yield Difference(Level.FILE, name, "other bytes", f"{sizes[0]:,} bytes", f"{sizes[1]:,} bytes")
 
@@ -138,7 +139,7 @@ def _graphs_by_component(folder: Path) -> dict[Component, str]:
     for component in Component:
         section = model.get(component.value) if isinstance(model, dict) else None
         name = section.get("filename") if isinstance(section, dict) else None
-        if isinstance(name, str) and name and ".." not in name.split("/") and (folder / name).is_file():
+        if isinstance(name, str) and name and ".." not in name.split("/") and is_file(folder / name):
             found[component] = name
     return found
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from phi4mm_export.errors import PackageError
 from phi4mm_export.package.tensor_bytes import CHUNK, TensorBytes
+from phi4mm_export.spec.on_disk import is_file
 from phi4mm_export.weights.packing import unpack
 
 F32 = NDArray[np.float32]
@@ -71,7 +72,7 @@ def same_bytes(a: TensorBytes, b: TensorBytes) -> bool:
     if a.nbytes != b.nbytes:
         return False
     if a.path is not None and b.path is not None and a.offset == b.offset:
-        known = a.path.is_file() and b.path.is_file()
+        known = is_file(a.path) and is_file(b.path)
         if known and a.path.samefile(b.path) and a.path.stat().st_size >= a.offset + a.nbytes:
             return True
     return all(data == b.read(start, len(data)) for start, data in a.chunks())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phi4mm_export.errors import PackageError, Phi4mmError
+from phi4mm_export.spec.on_disk import exists, is_file, is_folder
 
 if TYPE_CHECKING:
     import onnx
@@ -93,7 +94,7 @@ def load_graph(path: Path, *, where: str | None = None, error: type[Phi4mmError]
 
     place = where or path.name
     try:
-        if path.exists() and not path.is_dir() and not path.is_file():
+        if exists(path) and not is_folder(path) and not is_file(path):
             raise error("the graph is no plain file", where=place, fix="put the ONNX file there")
         with path.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:

@@ -11,6 +11,7 @@ from phi4mm_export.errors import PackageError
 from phi4mm_export.package.graph_io import graph_io, load_graph
 from phi4mm_export.package.scan import EntryKind, scan
 from phi4mm_export.package.tensor_bytes import tensor_bytes
+from phi4mm_export.spec.on_disk import is_file
 
 if TYPE_CHECKING:
     import onnx
@@ -110,7 +111,7 @@ def _content(tensor: onnx.TensorProto, folder: Path, label: str) -> str:
         kind = found.numpy_type
         if kind is not None and found.elements <= MOST_SHOWN:
             return str(found.rows(0, 1, found.elements)[0].tolist())
-        if found.path is not None and not found.path.is_file():
+        if found.path is not None and not is_file(found.path):
             return f"in {found.path.name} at {found.offset}, {found.nbytes} bytes"
         return f"sha256 {found.sha256()}"
     except PackageError as err:

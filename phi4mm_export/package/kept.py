@@ -20,6 +20,7 @@ from phi4mm_export.package.publish import KEPT, PACKAGE, kept_folder, left_folde
 from phi4mm_export.package.resume import Resume, journal_path
 from phi4mm_export.package.room import check_room, tree_nbytes
 from phi4mm_export.package.write import WrittenFile, hashed
+from phi4mm_export.spec.on_disk import exists, home_expanded, is_file, is_folder, is_link
 
 WORK_NAME = "phi4mm-export"
 """Work folders hold one claim under this name."""
@@ -49,7 +50,7 @@ class KeptData:
     def take_back(self, names: Sequence[str]) -> None:
         """After an error: what was moved into the package returns to the work folder."""
         for name in names:
-            if (self.package / name).exists() and not (self.place.data / name).exists():
+            if exists(self.package / name) and not exists(self.place.data / name):
                 (self.package / name).rename(self.place.data / name)
 
 
@@ -65,7 +66,7 @@ def kept_data(package: Path, names: Sequence[str], work_dir: Path | None, need: 
         _take_over(left_folder(package), data.place, names)
         yield data
         return
-    work_dir = work_dir.expanduser().absolute()
+    work_dir = home_expanded(work_dir).absolute()
     _make_folder(work_dir)
     claim = Claim(work_dir / WORK_NAME, heal_folder)
     done = False
@@ -82,7 +83,7 @@ def kept_data(package: Path, names: Sequence[str], work_dir: Path | None, need: 
             if not done:
                 data.take_back(names)
     finally:
-        if done or not claim.work.exists():
+        if done or not exists(claim.work):
             claim.release()
         else:
             claim.keep()
@@ -90,9 +91,13 @@ def kept_data(package: Path, names: Sequence[str], work_dir: Path | None, need: 
 
 def waiting_nbytes(work_dir: Path | None, folder: Path) -> int:
     """Bytes that an interrupted run left in `work_dir` and that will be renamed into `folder`, not copied."""
-    if work_dir is None or not work_dir.expanduser().is_dir() or not same_file_system(work_dir.expanduser(), folder):
+    if (
+        work_dir is None
+        or not is_folder(home_expanded(work_dir))
+        or not same_file_system(home_expanded(work_dir), folder)
+    ):
         return 0
-    return tree_nbytes(claim_path(work_dir.expanduser().absolute() / WORK_NAME))
+    return tree_nbytes(claim_path(home_expanded(work_dir).absolute() / WORK_NAME))
 
 
 def same_file_system(one: Path, other: Path) -> bool:
@@ -115,7 +120,7 @@ def _take_over(left: Path, place: Resume, names: Sequence[str]) -> None:
     place.journals.mkdir(parents=True, exist_ok=True)
     for name in names:
         data, journal = left / PACKAGE / name, journal_path(left / KEPT, name)
-        if data.is_file() and journal.is_file() and not data.is_symlink():
+        if is_file(data) and is_file(journal) and not is_link(data):
             for old, new in ((data, place.data / name), (journal, journal_path(place.journals, name))):
                 new.parent.mkdir(parents=True, exist_ok=True)
                 old.rename(new)

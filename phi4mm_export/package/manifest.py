@@ -125,6 +125,8 @@ class Manifest(Plain):
     recipe: dict[str, Any] | None = None
     settings: dict[str, Any] | None = None
     quantization: tuple[dict[str, Any], ...] = ()
+    build: dict[str, Any] | None = None
+    """The recipe that `phi4mm build` carried out, without places; None for a package that no recipe describes."""
     runtime: Runtime = Runtime()
     libraries: dict[Text, Text] = Field(default_factory=dict)
     tolerated: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(TOLERATED, max_length=100)
@@ -179,9 +181,10 @@ def make_manifest(files: Iterable[FileEntry], **parts: Any) -> Manifest:
 
 
 def changed_manifest(old: Manifest, files: Iterable[FileEntry], **parts: Any) -> Manifest:
-    """`old` with other files and fields, written by this version of the tool."""
+    """`old` with other files and fields, written by this version of the tool; it is no recipe's result any more unless
+    `parts` says so."""
     kept = {name: getattr(old, name) for name in Manifest.model_fields}
-    for name in ("schema_version", "tool", "package_digest", "recipe_digest", "files"):
+    for name in ("schema_version", "tool", "package_digest", "recipe_digest", "build", "files"):
         del kept[name]
     return make_manifest(files, **{**kept, **parts})
 
@@ -263,6 +266,8 @@ def recipe_digest(manifest: Manifest) -> str:
             {key: value for key, value in entry.items() if key not in MEASURED} for entry in manifest.quantization
         ],
     }
+    if manifest.build is not None:
+        chosen["build"] = manifest.build
     text = json.dumps(chosen, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 

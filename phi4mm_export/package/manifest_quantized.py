@@ -19,6 +19,7 @@ from phi4mm_export.package.manifest import (
 )
 from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.spec.contract import data_file_name
+from phi4mm_export.spec.on_disk import is_file
 
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 """Calibration runs the graph, so the runtime's version takes part in the bytes."""
@@ -62,8 +63,8 @@ def quantized_manifest(old: Manifest | None, files: Iterable[WrittenFile], done:
 
 def digest_of(path: Path) -> str:
     """sha256 of a file, or of the lines `SHA256  NAME` of a folder's files, sorted by name."""
-    if path.is_file():
+    if is_file(path):
         return hashed(path.parent, path.name).sha256
-    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if is_file(file))
     lines = "".join(f"{hashed(path, name).sha256}  {name}\n" for name in names)
     return hashlib.sha256(lines.encode("utf-8")).hexdigest()

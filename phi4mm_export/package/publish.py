@@ -15,6 +15,7 @@ from pathlib import Path
 from phi4mm_export.errors import SystemLimitError, UsageError
 from phi4mm_export.package.claim import OCCUPIED, PREVIOUS, claim_path, claimed, debris_of, insist
 from phi4mm_export.package.room import check_room, disk_errors, tree_nbytes
+from phi4mm_export.spec.on_disk import exists, is_entry, is_file, is_folder, is_link
 
 MARKERS = ("genai_config.json", "phi4mm.json")
 """A folder with one of these is a package, and may be replaced with --overwrite."""
@@ -34,7 +35,7 @@ def left_folder(staging: Path) -> Path:
 def check_parent(target: Path) -> None:
     """Raise SystemLimitError where the folder that should hold `target` does not exist or cannot be written."""
     parent = target.parent
-    if not parent.is_dir():
+    if not is_folder(parent):
         raise SystemLimitError(
             "the folder that should hold the output does not exist", where=str(parent), fix="create it first"
         )
@@ -51,15 +52,15 @@ def check_target(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MA
     SystemLimitError where the parent does not exist or cannot be written.
     """
     check_parent(target)
-    if not os.path.lexists(target):
+    if not is_entry(target):
         return
     if not overwrite:
         raise UsageError("the target exists already", where=str(target), fix="choose another name, or pass --overwrite")
-    if target.is_symlink() or not target.is_dir():
+    if is_link(target) or not is_folder(target):
         raise UsageError(
             "the target is not a folder", where=str(target), fix="remove it yourself, or choose another name"
         )
-    if any(target.iterdir()) and not any((target / name).is_file() for name in markers):
+    if any(target.iterdir()) and not any(is_file(target / name) for name in markers):
         raise UsageError(
             f"the target is a folder that holds none of {', '.join(markers)}, so it is not replaced",
             where=str(target),
@@ -107,7 +108,7 @@ def publish(work: Path, target: Path) -> None:
     sync_tree(package)
     sync_way_to(work)
     try:
-        if os.path.lexists(target):
+        if is_entry(target):
             target.rename(previous)
         package.rename(target)
         sync_folder(target.parent)
@@ -125,9 +126,9 @@ def _roll_back(work: Path, target: Path) -> None:
     """Undo the renames of `publish` as far as they happened."""
     package, previous = work / PACKAGE, work / PREVIOUS
     with contextlib.suppress(OSError):
-        if os.path.lexists(target) and not package.exists():
+        if is_entry(target) and not exists(package):
             target.rename(package)
-        if previous.exists() and not os.path.lexists(target):
+        if exists(previous) and not is_entry(target):
             previous.rename(target)
 
 
@@ -136,7 +137,7 @@ def recover(target: Path) -> None:
 
     Raises SystemLimitError when a living run holds the target.
     """
-    if claim_path(target).exists() or debris_of(target):
+    if exists(claim_path(target)) or debris_of(target):
         with claimed(target):
             pass
 

@@ -15,6 +15,7 @@ from phi4mm_export.package.claim import PREVIOUS, claim_path, claimed, insist, r
 from phi4mm_export.package.publish import PACKAGE, check_parent, sync_folder, sync_tree, sync_way_to
 from phi4mm_export.package.room import check_room, disk_errors
 from phi4mm_export.spec.contract import data_file_name
+from phi4mm_export.spec.on_disk import exists, is_file, is_link
 
 ONNX_SUFFIX = ".onnx"
 RECORD = "old-files.txt"
@@ -35,14 +36,14 @@ def check_model_target(target: Path, *, overwrite: bool) -> None:
         )
     check_parent(target)
     data = target.with_name(data_file_name(target.name))
-    if target.exists() or target.is_symlink():
+    if exists(target) or is_link(target):
         if not overwrite:
             raise UsageError(
                 "the target exists already", where=str(target), fix="choose another name, or pass --overwrite"
             )
-        if target.is_symlink() or not target.is_file():
+        if is_link(target) or not is_file(target):
             raise UsageError("the target is not a plain file", where=str(target), fix="choose another name")
-    elif (data.exists() or data.is_symlink()) and not claim_path(target).exists():
+    elif (exists(data) or is_link(data)) and not exists(claim_path(target)):
         raise UsageError(
             f"{data.name} exists and belongs to no {target.name}",
             where=str(target.parent),
@@ -78,7 +79,7 @@ def publish_model(work: Path, target: Path) -> None:
     package, previous = work / PACKAGE, work / PREVIOUS
     pair = (target, target.with_name(data_file_name(target.name)))
     sync_tree(package)
-    old = [path for path in pair if path.exists()]
+    old = [path for path in pair if exists(path)]
     try:
         previous.mkdir()
         (previous / RECORD).write_text("\n".join(path.name for path in old), encoding="utf-8")
@@ -88,7 +89,7 @@ def publish_model(work: Path, target: Path) -> None:
             path.rename(previous / path.name)
             _sync_all(target.parent, previous)
         for path in reversed(pair):
-            if (package / path.name).exists():
+            if exists(package / path.name):
                 (package / path.name).rename(path)
                 _sync_all(target.parent, package)
     except BaseException:
@@ -106,17 +107,17 @@ def _roll_back(work: Path, target: Path) -> None:
     """Take back what `publish_model` moved so far."""
     package, previous = work / PACKAGE, work / PREVIOUS
     pair = (target, target.with_name(data_file_name(target.name)))
-    if not (previous / RECORD).exists():
+    if not exists(previous / RECORD):
         remove(previous)  # nothing was moved yet
         return
     with contextlib.suppress(OSError):
         old = (previous / RECORD).read_text(encoding="utf-8").splitlines()
         for path in pair:
-            moved_in = path.exists() and not (package / path.name).exists()
-            if moved_in and (path.name not in old or (previous / path.name).exists()):
+            moved_in = exists(path) and not exists(package / path.name)
+            if moved_in and (path.name not in old or exists(previous / path.name)):
                 path.rename(package / path.name)
         for path in reversed(pair):
-            if (previous / path.name).exists():
+            if exists(previous / path.name):
                 (previous / path.name).rename(path)
         remove(previous)
 
@@ -125,11 +126,11 @@ def heal_pair(work: Path, target: Path) -> None:
     """Undo what a dead run began, unless its graph arrived: then everything did."""
     package, previous = work / PACKAGE, work / PREVIOUS
     graph, data = target, target.with_name(data_file_name(target.name))
-    finished = graph.exists() and not (package / graph.name).exists()
-    if (previous / RECORD).exists() and not finished:
+    finished = exists(graph) and not exists(package / graph.name)
+    if exists(previous / RECORD) and not finished:
         old = (previous / RECORD).read_text(encoding="utf-8").splitlines()
-        if data.name not in old and not (package / data.name).exists():
+        if data.name not in old and not exists(package / data.name):
             data.unlink(missing_ok=True)
         for path in (data, graph):
-            if path.name in old and (previous / path.name).exists():
+            if path.name in old and exists(previous / path.name):
                 (previous / path.name).replace(path)

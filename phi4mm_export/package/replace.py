@@ -10,6 +10,7 @@ from typing import Any
 
 from phi4mm_export.package.manifest import MANIFEST_FILE, FileEntry, changed_manifest, manifest_documents
 from phi4mm_export.package.manifest_read import read_manifest
+from phi4mm_export.spec.on_disk import is_entry
 
 
 def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -39,7 +40,7 @@ def with_manifest(
 
     settings, provider: what the new files were made with. Raises PackageError for a manifest that cannot be trusted.
     """
-    if not os.path.lexists(folder / MANIFEST_FILE):
+    if not is_entry(folder / MANIFEST_FILE):
         return dict(files)
     old = read_manifest(folder)
     entries = old.by_name

@@ -24,6 +24,7 @@ import numpy as np
 
 import phi4mm_export
 from phi4mm_export.checkpoint.source import TensorSource
+from phi4mm_export.spec.on_disk import is_file
 from phi4mm_export.weights.streams import Stream
 
 CHUNK = 8 << 20
@@ -108,7 +109,7 @@ def code_digest(root: Path) -> str:
     """sha256 over name and content of every file below a folder, compiled ones excepted."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
+        if is_file(path) and path.suffix != ".pyc":
             name, content = path.relative_to(root).as_posix().encode(), path.read_bytes()
             digest.update(b"%d %b %d " % (len(name), name, len(content)) + content)
     return digest.hexdigest()
@@ -133,7 +134,7 @@ class Journal:
         A file that proves nothing is deleted, never written over: whoever may still hold it open writes into nothing.
         """
         marks = self._read()
-        found = self._prove(marks) if marks and self._data.is_file() else None
+        found = self._prove(marks) if marks and is_file(self._data) else None
         self._path.unlink(missing_ok=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._append([self._plan])
@@ -152,7 +153,7 @@ class Journal:
 
     def _read(self) -> list[list[Any]]:
         """The complete lines after that of this plan, in order; a torn last line is left out."""
-        if not self._path.is_file():
+        if not is_file(self._path):
             return []
         lines: list[list[Any]] = []
         for text in self._path.read_text(encoding="ascii", errors="replace").splitlines():

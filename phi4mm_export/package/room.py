@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phi4mm_export.errors import SystemLimitError
+from phi4mm_export.spec.on_disk import is_file, is_link
 
 FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
@@ -29,7 +30,7 @@ def check_room(folder: Path, need: int, *, what: str = "the package", already: i
 
 def tree_nbytes(folder: Path) -> int:
     """Bytes of all files below a folder; 0 when it does not exist."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.lstat().st_size for path in folder.rglob("*") if is_file(path) and not is_link(path))
 
 
 @contextlib.contextmanager

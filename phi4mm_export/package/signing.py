@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import MissingExtraError, UsageError
+from phi4mm_export.spec.on_disk import is_file
 
 
 class SignatureMismatchError(Exception):
@@ -77,7 +78,7 @@ def _library(purpose: str) -> Any:
 
 
 def _readable(path: Path, where: str) -> None:
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"expected a file, found nothing at {path}", where=where, fix="check the path")
 
 

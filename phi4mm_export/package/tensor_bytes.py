@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import PackageError
+from phi4mm_export.spec.on_disk import is_file, real_path
 
 if TYPE_CHECKING:
     import onnx
@@ -55,7 +56,7 @@ class TensorBytes:
         """`count` bytes from `start`. Raises PackageError for a data file that is missing or ends early."""
         if self.path is None:
             return self.inline[start : start + count]
-        if not self.path.is_file():  # a pipe would be waited for
+        if not is_file(self.path):  # a pipe would be waited for
             raise PackageError(f"the data file {self.path.name} is missing", where=self.place)
         data = bytearray()
         with self.path.open("rb", buffering=0) as file:
@@ -133,8 +134,8 @@ def inlined(tensor: onnx.TensorProto, graph: Path, place: str) -> onnx.TensorPro
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return tensor
     source = tensor_bytes(tensor, graph.parent, place)
-    homes = (graph.parent.resolve(), graph.resolve().parent)
-    if source.path is not None and not any(source.path.resolve().is_relative_to(home) for home in homes):
+    homes = (real_path(graph.parent), real_path(graph).parent)
+    if source.path is not None and not any(real_path(source.path).is_relative_to(home) for home in homes):
         raise PackageError(f"the data file {source.path.name} is a link that leaves the folder", where=place)
     copy = onnx.TensorProto()
     copy.CopyFrom(tensor)

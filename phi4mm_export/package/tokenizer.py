@@ -7,7 +7,6 @@ template in tokenizer_config.json replaces it there, as transformers would read 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from phi4mm_export.errors import CheckpointError, some
 from phi4mm_export.spec.json_text import json_bytes, json_kind, parse_json, parse_object, read_bytes
+from phi4mm_export.spec.on_disk import is_entry
 from phi4mm_export.spec.tokens import SAFE_TOKENIZER_CLASS, check_placeholders, runtime_knows_class
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -51,7 +51,7 @@ def tokenizer_files(folder: Path, *, vocab_size: int) -> TokenizerFiles:
     image or audio placeholders with other ids than the runtime's.
     """
     files = {name: read_bytes(folder / name) for name in REQUIRED_FILES}
-    files |= {name: read_bytes(folder / name) for name in OPTIONAL_FILES if os.path.lexists(folder / name)}
+    files |= {name: read_bytes(folder / name) for name in OPTIONAL_FILES if is_entry(folder / name)}
     files = {name: data.removeprefix(_BOM) for name, data in files.items()}
     parsed = {name: parse_json(data, name) for name, data in files.items() if name.endswith(".json")}
     tokenizer = _object(parsed, TOKENIZER_FILE)

@@ -23,6 +23,7 @@ from phi4mm_export.spec.contract import FILE_NAMES, Component, FloatType, Packag
 from phi4mm_export.spec.genai import CONFIG_FILE
 from phi4mm_export.spec.json_text import parse_object, read_object
 from phi4mm_export.spec.model import ModelConfig, Role
+from phi4mm_export.spec.on_disk import exists, found_at, home_expanded, is_file, is_folder
 from phi4mm_export.spec.phi4mm_config import ADAPTER_FILES, check_device
 from phi4mm_export.spec.processors import PREPROCESSOR_FILE
 from phi4mm_export.spec.tokens import check_placeholders
@@ -84,8 +85,8 @@ def config(
     """
     check_device(device_id)
     for folder, role in ((model, "checkpoint"), (package, "package")):
-        if not folder.is_dir():
-            found = "a file" if folder.exists() else "nothing"
+        if not is_folder(folder):
+            found = found_at(folder)
             raise UsageError(
                 f"expected a {role} folder, found {found}", where=str(folder), fix="pass the folder's path"
             )
@@ -97,7 +98,7 @@ def config(
     _refuse_fatal_gaps(maps)
     decoder = graphs[Component.DECODER]
     _check_dims(dims, graphs, maps)
-    adapters = tuple(role for role in Role if decoder.io.overridable and (package / ADAPTER_FILES[role]).is_file())
+    adapters = tuple(role for role in Role if decoder.io.overridable and is_file(package / ADAPTER_FILES[role]))
     share_cache = _shares_cache(decoder, maps[Component.DECODER])
     options = ConfigOptions(
         provider=provider,
@@ -135,10 +136,10 @@ def config(
 
 
 def _existing_folder(path: Path, role: str) -> Path:
-    for folder in (path, path.expanduser()):
-        if folder.is_dir():
+    for folder in (path, home_expanded(path)):
+        if is_folder(folder):
             return folder
-    found = "a file" if path.exists() else "nothing"
+    found = found_at(path)
     raise UsageError(f"expected a {role} folder, found {found}", where=str(path), fix="pass the folder's path")
 
 
@@ -151,7 +152,7 @@ def read_model_config(checkpoint: Path) -> ModelConfig:
     tower = raw.get("vision_config")
     raw["vision_config"] = {**PUBLISHED_TOWER, **(tower if isinstance(tower, dict) else {})}
     preprocessor = checkpoint / PREPROCESSOR_FILE
-    found = read_object(preprocessor) if preprocessor.exists() else None
+    found = read_object(preprocessor) if exists(preprocessor) else None
     return parse_config(raw, {}, preprocessor=found, generation=None)
 
 
@@ -302,6 +303,6 @@ def _other_remarks(
     elif graphs[Component.DECODER].io.overridable:
         count = len(graphs[Component.DECODER].io.overridable)
         yield f"{count:,} decoder inputs have default values, which the runtime always uses"
-    absent = [name for name in REQUIRED_FILES if not (package / name).is_file()]
+    absent = [name for name in REQUIRED_FILES if not is_file(package / name)]
     if absent:
         yield f"the package lacks {some(absent)}: copy it from the checkpoint, or the runtime does not start"

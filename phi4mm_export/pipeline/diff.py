@@ -14,6 +14,7 @@ from phi4mm_export.package.diff import Difference, Level, compare_json, compare_
 from phi4mm_export.package.diff_graphs import compare_graphs
 from phi4mm_export.package.graph_text import graph_text, package_text
 from phi4mm_export.spec.json_text import json_bytes, parse_json, read_bytes
+from phi4mm_export.spec.on_disk import is_file, is_folder
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,9 @@ def canonical_text(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _kind(path: Path) -> str:
-    if path.is_dir():
+    if is_folder(path):
         return "package"
-    if path.is_file():
+    if is_file(path):
         if path.suffix == ".json":
             return "JSON file"
         with path.open("rb") as file:

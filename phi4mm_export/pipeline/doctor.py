@@ -13,7 +13,7 @@ from phi4mm_export.checks.claims import Claims, FileFault, read_claims
 from phi4mm_export.checks.contract import detect_contract
 from phi4mm_export.checks.diagnosis import Diagnosis, diagnose, file_findings, further_findings, is_blocking
 from phi4mm_export.checks.files import compare_files
-from phi4mm_export.checks.opened import OpenedPackage, is_inside_name, open_package, real_path
+from phi4mm_export.checks.opened import OpenedPackage, is_inside_name, open_package
 from phi4mm_export.checks.report import Finding, most_severe_first
 from phi4mm_export.checks.static import check_package, config_provider
 from phi4mm_export.errors import ExitCode, PackageError, UsageError
@@ -32,6 +32,7 @@ from phi4mm_export.package.scan import Entry, EntryKind, scan
 from phi4mm_export.package.write import hashed
 from phi4mm_export.pipeline.doctor_repairs import Repairs, plan_repairs, unified_patch
 from phi4mm_export.spec.contract_file import load_contract
+from phi4mm_export.spec.on_disk import found_at, home_expanded, is_entry, is_file, is_folder, real_path
 
 MOST_ROUNDS = 3
 """A copy is looked at again after its repair; what is left after these rounds is for a person."""
@@ -82,8 +83,8 @@ def doctor(
     SystemLimitError as publishing does.
     """
     folder = Path(package)
-    if not folder.is_dir() or not any(path.suffix in (".onnx", ".json") for path in folder.rglob("*")):
-        found = "a folder without graphs and configs" if folder.is_dir() else "a file" if folder.exists() else "nothing"
+    if not is_folder(folder) or not any(path.suffix in (".onnx", ".json") for path in folder.rglob("*")):
+        found = "a folder without graphs and configs" if is_folder(folder) else found_at(folder)
         raise UsageError(f"expected a package folder, found {found}", where=str(folder), fix="pass the folder's path")
     opened, findings, manifest = _examine(folder)
     repairs = plan_repairs(opened, findings, manifest)
@@ -91,7 +92,7 @@ def doctor(
     report = DoctorReport(folder.resolve().name, diagnoses, unified_patch(folder, repairs))
     if fix is None:
         return report
-    target = Path(fix).expanduser().absolute()
+    target = home_expanded(fix).absolute()
     if target.is_relative_to(folder.resolve()) and target != folder.resolve():
         raise UsageError("the target lies inside the package", where=str(target), fix="choose another place")
     entries = scan(folder)
@@ -116,7 +117,7 @@ def _examine(folder: Path) -> tuple[OpenedPackage, list[Finding], Manifest | Non
 
 
 def _manifest_faults(folder: Path) -> tuple[Manifest | None, list[FileFault]]:
-    if not os.path.lexists(folder / MANIFEST_FILE):
+    if not is_entry(folder / MANIFEST_FILE):
         return None, []
     claims: Claims = read_claims(folder)
     return claims.manifest, [*claims.faults, *compare_files(folder, claims, scan(folder))[0]]
@@ -134,7 +135,7 @@ def _copy(folder: Path, entries: dict[str, Entry], repairs: Repairs, staging: Pa
         if name in repairs.dropped | repairs.repacked | {MANIFEST_FILE, SUMS_FILE}:
             continue
         real = real_path(folder / name)
-        inside = entry.kind is EntryKind.LINK and real.is_relative_to(home) and real.is_file()
+        inside = entry.kind is EntryKind.LINK and real.is_relative_to(home) and is_file(real)
         if entry.kind is EntryKind.FILE or inside:
             target = staging / new_names.get(name, name)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +153,7 @@ def _repack(package: OpenedPackage, repairs: Repairs, staging: Path) -> set[str]
         models = {
             graph.file: load_graph(staging / graph.file, where=graph.file)
             for graph in package.all_graphs()
-            if (staging / graph.file).is_file()
+            if is_file(staging / graph.file)
         }
         (staging / data_file).parent.mkdir(parents=True, exist_ok=True)
         before = {file: model.SerializeToString(deterministic=True) for file, model in models.items()}

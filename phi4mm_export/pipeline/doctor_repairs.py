@@ -25,6 +25,7 @@ from phi4mm_export.package.json_edit import edited
 from phi4mm_export.package.manifest import Manifest
 from phi4mm_export.package.tokenizer import added_tokens
 from phi4mm_export.spec.json_text import json_bytes, parse_json, read_object
+from phi4mm_export.spec.on_disk import is_file
 
 MOST_ROUNDS = 5
 """A repair may bring another fault to light; configs need two rounds at most."""
@@ -83,7 +84,7 @@ def unified_patch(package: Path, repairs: Repairs) -> str:
     """The changes to text files as one unified diff, for `patch -p1` in the package."""
     lines: list[str] = []
     for name, data in sorted(repairs.texts.items()):
-        old = (package / name).read_bytes() if (package / name).is_file() else None
+        old = (package / name).read_bytes() if is_file(package / name) else None
         before = (old or b"").decode("utf-8", "replace").splitlines(keepends=True)
         after = data.decode("utf-8").splitlines(keepends=True)
         source = "/dev/null" if old is None else f"a/{name}"
@@ -161,7 +162,7 @@ def _tokens(package: OpenedPackage) -> Mapping[str, int]:
 def _repair_document(package: OpenedPackage, file: str, finding: Finding, repairs: Repairs) -> None:
     """A processor or tokenizer file; one that cannot be read at all is written as published, if it is a processor."""
     path = package.folder / file
-    if not path.is_file():
+    if not is_file(path):
         return
     data = repairs.texts.get(file, path.read_bytes())
     try:

@@ -22,6 +22,7 @@ from phi4mm_export.pipeline.evaluate_report import REPORT_MARKERS, write_report
 from phi4mm_export.pipeline.evaluate_stages import Limits, Stages
 from phi4mm_export.runtime.package import RunPackage, open_package
 from phi4mm_export.spec.contract import Provider
+from phi4mm_export.spec.on_disk import exists, home_expanded
 
 OnStage = Callable[[str], None]
 """Called with one line before each stage."""
@@ -72,7 +73,7 @@ def evaluate(
     Raises UsageError for media and options that cannot be used, PackageError for graphs that do not run.
     """
     _check_numbers(Gates(min_cosine, max_rel_l2, max_kl), max_new_tokens, max_text_tokens)
-    target = None if report is None else Path(report).expanduser().absolute()
+    target = None if report is None else home_expanded(report).absolute()
     if target is not None:
         check_target(target, overwrite=overwrite, markers=REPORT_MARKERS)
     opened, chosen = open_package(package), Provider(provider)
@@ -90,7 +91,7 @@ def evaluate(
     evaluation = Evaluation(
         tool_version=__version__,
         package=opened.path.resolve().name,
-        against=Path(against).resolve().name if Path(against).exists() else str(against),
+        against=Path(against).resolve().name if exists(Path(against)) else str(against),
         against_kind=kind,
         settings={
             "provider": chosen.value,

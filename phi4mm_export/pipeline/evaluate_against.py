@@ -20,6 +20,7 @@ from phi4mm_export.runtime.package import CONFIG_FILE, RunPackage, load_graph, o
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.json_text import read_object
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import home_expanded, is_file
 from phi4mm_export.spec.recipe import LoraForm, Precision, Recipe
 
 Array = NDArray[Any]
@@ -38,12 +39,12 @@ def float_package(
     A checkpoint is exported into `folder` with float weights, in the LoRA form of `package` (on CUDA in float16, the
     finest that its attention takes). Raises UsageError for a path that is neither.
     """
-    path = Path(against).expanduser()
-    if (path / CONFIG_FILE).is_file():
+    path = home_expanded(against)
+    if is_file(path / CONFIG_FILE):
         floats = open_package(path)
         _refuse_another_model(package, floats)
         return floats, "package", _form_notes(package, floats)
-    if path.is_file():
+    if is_file(path):
         raise UsageError(
             "expected a package or checkpoint folder, found a file", where=f"--against {against}", fix="give the folder"
         )
@@ -86,7 +87,7 @@ def preprocessing_differences(package: RunPackage, floats: RunPackage) -> tuple[
     names = ("tokenizer.json", "tokenizer_config.json")
     for name in names:
         both = [each.tokenizer_dir / name for each in (package, floats)]
-        if all(file.is_file() for file in both) and both[0].read_bytes() != both[1].read_bytes():
+        if all(is_file(file) for file in both) and both[0].read_bytes() != both[1].read_bytes():
             found.append(f"differs as preprocessing: {name} of the two packages has different bytes")
     return tuple(found)
 

@@ -31,6 +31,7 @@ from phi4mm_export.pipeline.validate import validate
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.genai import CONFIG_FILE
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import home_expanded
 from phi4mm_export.spec.processors import SPEECH_PROCESSOR_FILE, VISION_PROCESSOR_FILE
 from phi4mm_export.spec.recipe import LoraForm, Recipe
 
@@ -103,7 +104,7 @@ def export(
     contract, UsageError and SystemLimitError as their names say. After an error nothing stands under `output`.
     """
     chosen, how = recipe or Recipe.resolve(), settings or ExportSettings()
-    target = Path(output).expanduser().absolute()
+    target = home_expanded(output).absolute()
     check_target(target, overwrite=how.overwrite)
     adapter_paths = adapter_paths or {}
     with ExitStack() as stack:

@@ -27,6 +27,7 @@ from phi4mm_export.package.manifest_read import read_manifest
 from phi4mm_export.package.write import WrittenFile
 from phi4mm_export.pipeline.export_plan import ExportPlan
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import exists
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def export_manifest(
 
 
 def _manifest_of(package: Path | None) -> Manifest | None:
-    if package is None or not (package / MANIFEST_FILE).exists():
+    if package is None or not exists(package / MANIFEST_FILE):
         return None
     return read_manifest(package)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from phi4mm_export.checks.opened import CONFIG_FILE, OpenedPackage, open_file, open_package
 from phi4mm_export.checks.report import Finding
 from phi4mm_export.errors import CheckpointError, PackageError, UsageError
+from phi4mm_export.spec.on_disk import exists, is_file, is_folder
 
 if TYPE_CHECKING:
     from phi4mm_export.checkpoint.open import Checkpoint
@@ -72,17 +73,17 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     be used.
     """
     place = Path(path)
-    if place.is_file():
+    if is_file(place):
         return _file(place)
-    if not place.is_dir():
+    if not is_folder(place):
         raise UsageError(
             "expected a checkpoint folder, a package folder or an .onnx file, found nothing",
             where=str(place),
             fix="check the path",
         )
-    if (place / CONFIG_FILE).exists():
+    if exists(place / CONFIG_FILE):
         return _package(place)
-    if (place / "config.json").exists() or any(place.glob("*.safetensors")):
+    if exists(place / "config.json") or any(place.glob("*.safetensors")):
         return _checkpoint(place)
     if any(place.rglob("*.onnx")):
         return _package(place)

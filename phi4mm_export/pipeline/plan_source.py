@@ -26,6 +26,7 @@ from phi4mm_export.spec.genai import CONFIG_FILE as GENAI_FILE
 from phi4mm_export.spec.inventory import stored_inventory
 from phi4mm_export.spec.json_text import read_object as read_json
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import exists, home_expanded, is_file
 
 CONFIG_NBYTES = 16 << 10
 """genai_config.json, the processor files and phi4mm.json together."""
@@ -58,7 +59,7 @@ def open_for_plan(
             yield OpenedForPlan(checkpoint, found, _side_files(checkpoint.path), ())
         return
     folder = found
-    if any(folder.glob("*.safetensors*")) or not (folder / CONFIG_FILE).exists():
+    if any(folder.glob("*.safetensors*")) or not exists(folder / CONFIG_FILE):
         with open_checkpoint(folder, adapter_paths=adapter_paths) as checkpoint:
             yield OpenedForPlan(checkpoint, folder.resolve().name, _side_files(folder), ())
         return
@@ -76,7 +77,7 @@ def _imagine(folder: Path, stand_in: Path) -> str:
     shapes = stored_inventory(config)
     write_stand_in(stand_in / WEIGHTS_FILE, *header_bytes(shapes))
     for name in SMALL_FILES:
-        if (folder / name).exists():
+        if exists(folder / name):
             shutil.copyfile(folder / name, stand_in / name)
     known = ", ".join(sorted(config.lora)) or "none"
     return f"no weights here: bfloat16 tensors of the sizes in {CONFIG_FILE} are assumed, adapters: {known}"
@@ -85,7 +86,7 @@ def _imagine(folder: Path, stand_in: Path) -> str:
 def _side_files(folder: Path) -> dict[str, int]:
     """The tokenizer's files, which are copied, and the configuration files together."""
     names = sorted({*REQUIRED_FILES, *OPTIONAL_FILES})
-    sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
+    sizes = {name: (folder / name).stat().st_size for name in names if is_file(folder / name)}
     return sizes | {"configuration files": CONFIG_NBYTES}
 
 
@@ -105,12 +106,12 @@ class PackageHeads:
 
 def read_package(path: str | Path, provider: Provider | None) -> PackageHeads | None:
     """The package at `path`; None where there is no genai_config.json. Raises PackageError for a broken one."""
-    folder = Path(path).expanduser()
-    if not (folder / GENAI_FILE).is_file():
+    folder = home_expanded(path)
+    if not is_file(folder / GENAI_FILE):
         return None
     config = read_json(folder / GENAI_FILE, error=PackageError)
     graphs = {component: _graph(folder, config, component) for component in Component}
-    files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if is_file(p)}
     model = config["model"]
     options = model["decoder"].get("session_options", {}).get("provider_options", [])
     stated = Provider.CUDA if "cuda" in json.dumps(options).lower() else Provider.CPU
@@ -131,7 +132,7 @@ def _graph(folder: Path, config: Mapping[str, Any], component: Component) -> ir.
     section = config.get("model", {}).get(component.value)
     stated = section.get("filename") if isinstance(section, dict) else None
     name = str(stated or FILE_NAMES[PackageLayout.FLAT][component])
-    if not (folder / name).is_file():
+    if not is_file(folder / name):
         raise PackageError(
             f"a plan needs all four graphs, {name} is missing", where=GENAI_FILE, fix="put the file back"
         )

@@ -18,6 +18,7 @@ from phi4mm_export.quant.settings import DEFAULT_DAMP, CalibrationReader, Method
 from phi4mm_export.runtime.generate import configured_providers
 from phi4mm_export.runtime.package import RunPackage, open_package
 from phi4mm_export.spec.contract import Component, Provider
+from phi4mm_export.spec.on_disk import exists, home_expanded, is_folder
 from phi4mm_export.spec.recipe import CPU_ACCURACY_LEVEL, INT4_BLOCK, INT8_BLOCK
 
 __all__ = ["QuantizeReport", "default_accuracy_level", "quantize"]
@@ -70,7 +71,7 @@ def quantize(
     choice = SampleChoice(calibration, reader, validation, num_samples, skip_unreadable)
     algorithm, kind = str(getattr(method, "value", method)), _kind_of(method)
     _refuse_missing_samples(kind, choice, statistics)
-    package, graph, part = _open(Path(source).expanduser(), component)
+    package, graph, part = _open(home_expanded(source), component)
     settings = QuantSettings(
         method=kind,
         bits=bits,
@@ -92,7 +93,7 @@ def quantize(
     return carry_out(
         Request(
             graph=graph,
-            target=Path(output).expanduser().absolute(),
+            target=home_expanded(output).absolute(),
             package=package,
             component=part,
             settings=settings,
@@ -123,9 +124,9 @@ def _kind_of(method: Method | str) -> Method:
 
 def _open(path: Path, component: Component | str | None) -> tuple[RunPackage | None, Path, Component | None]:
     """The package (None for a plain .onnx file), the graph to work on, and which component it is."""
-    if not path.exists():
+    if not exists(path):
         raise UsageError("expected a package folder or an .onnx file, found nothing", where=str(path))
-    if not path.is_dir():
+    if not is_folder(path):
         if component is not None:
             raise UsageError(
                 f"--component {component} names a graph of a package, and the source is a file", where=str(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from phi4mm_export.quant.settings import CalibrationReader, LayerReport, Method,
 from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component
+from phi4mm_export.spec.on_disk import exists, is_entry, is_file
 
 Progress = Callable[[QuantizeProgress], None]
 WORK_NAME = "phi4mm-work"
@@ -110,7 +110,7 @@ def carry_out(request: Request) -> QuantizeReport:
         copied = _copy_around(request, staging)
         done = run_job(_job(request, staging, work, samples, validation))
         check_graph(request.graph, staging / request.name)
-        names = {*copied, *(file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file())}
+        names = {*copied, *(file.relative_to(staging).as_posix() for file in staging.rglob("*") if is_file(file))}
         report = _report(request, done, samples, tuple(hashed(staging, name) for name in sorted(names)))
         if package is not None:
             manifest = requantized_manifest(package.path, report, request.statistics)
@@ -121,7 +121,7 @@ def carry_out(request: Request) -> QuantizeReport:
 
 def requantized_manifest(package: Path, report: QuantizeReport, statistics: Path | None) -> Manifest:
     """The manifest of the new package. Raises PackageError when the old one cannot be trusted."""
-    earlier = read_manifest(package) if os.path.lexists(package / MANIFEST_FILE) else None
+    earlier = read_manifest(package) if is_entry(package / MANIFEST_FILE) else None
     calibrated = report.settings.method is Method.GPTQ or (report.settings.bias_correction and report.samples > 0)
     digest = None if statistics is None else digest_of(statistics)
     done = Quantized(report.graph, manifest_entry(report), calibrated, report.settings.exact, digest)
@@ -173,7 +173,7 @@ def work_folder(target: Path, given: Path | None) -> Iterator[Path]:
 
 def fresh(folder: Path) -> Path:
     """An empty folder in place of what a killed run may have left."""
-    if folder.exists():
+    if exists(folder):
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     return folder

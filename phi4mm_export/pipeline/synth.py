@@ -12,6 +12,7 @@ from phi4mm_export.checkpoint.synth_settings import Size, SynthSettings, WeightS
 from phi4mm_export.errors import UsageError
 from phi4mm_export.package.publish import staged
 from phi4mm_export.spec.model import Layout
+from phi4mm_export.spec.on_disk import is_file
 
 SIDE_BYTES = 16 * 2**20
 """Room kept for headers and the tokenizer beside the tensors."""
@@ -75,7 +76,7 @@ def synth(
 
 def _check_replaceable(out: Path) -> None:
     """A folder that holds a config.json of some other model is not ours to delete; `staged` refuses the rest."""
-    if (out / MARKER).is_file() and not _is_checkpoint(out):
+    if is_file(out / MARKER) and not _is_checkpoint(out):
         raise UsageError(
             f"expected a Phi-4-multimodal checkpoint to replace, found another model's {MARKER}",
             where=str(out),

@@ -17,6 +17,7 @@ from phi4mm_export.errors import PackageError, UsageError, some
 from phi4mm_export.spec.contract import Provider
 from phi4mm_export.spec.contract_file import load_contract
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import exists, found_at, is_folder
 
 AUTO = "auto"
 UNRUNNABLE = ("C1", "C2", "C30", "C34")
@@ -41,8 +42,8 @@ def validate(
     raises.
     """
     folder = Path(package)
-    if not folder.is_dir():
-        kind = "a file" if folder.exists() else "nothing"
+    if not is_folder(folder):
+        kind = found_at(folder)
         raise UsageError(
             f"expected a package folder, found {kind} at {folder}",
             where="PACKAGE",
@@ -67,7 +68,7 @@ def _refuse_empty(package: OpenedPackage) -> None:
                 where=str(package.folder),
                 fix="phi4mm export turns it into a package; phi4mm inspect describes it",
             )
-        if not (package.folder / "genai_config.json").exists():
+        if not exists(package.folder / "genai_config.json"):
             raise UsageError(
                 "found neither genai_config.json nor an .onnx file, expected a package",
                 where=str(package.folder),

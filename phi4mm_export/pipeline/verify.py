@@ -17,6 +17,7 @@ from phi4mm_export.package.lock_file import LockFile, lock_bytes, lock_of, read_
 from phi4mm_export.package.manifest import MANIFEST_FILE, Manifest
 from phi4mm_export.package.scan import EntryKind, scan
 from phi4mm_export.package.signing import SignatureMismatchError, check_signature, sign_package
+from phi4mm_export.spec.on_disk import found_at, is_folder
 
 Progress = Callable[[int, int], None]
 """Called with the bytes hashed so far and in all."""
@@ -128,8 +129,8 @@ def verify(
 
 def _folder(package: str | os.PathLike[str]) -> Path:
     folder = Path(package)
-    if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing"
+    if not is_folder(folder):
+        found = found_at(folder)
         raise UsageError(f"expected a package folder, found {found}", where=str(folder), fix="pass the folder's path")
     return folder
 

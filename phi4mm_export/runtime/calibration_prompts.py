@@ -36,6 +36,7 @@ from phi4mm_export.runtime.prompts import ChatTemplate, build_prompt
 from phi4mm_export.runtime.stepping import FourGraphs
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.json_text import parse_object
+from phi4mm_export.spec.on_disk import is_file
 
 TASK_FOR_IMAGE = "Transcribe this page."
 TASK_FOR_AUDIO = "Transcribe the audio to text."
@@ -242,7 +243,7 @@ def _beside(file: CalibrationFile, name: object, where: str) -> CalibrationFile:
     if not isinstance(name, str) or not name:
         raise UsageError(f"expected the path of a file, found {name!r:.60}", where=where)
     path = file.folder / name
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"the file {name} does not exist", where=where, fix="paths are relative to the .jsonl file")
     return CalibrationFile(str(path), lambda: read_medium(path), path.parent)
 

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from phi4mm_export.errors import UsageError, some
 from phi4mm_export.runtime.media import MAX_NBYTES, read_medium
+from phi4mm_export.spec.on_disk import exists, home_expanded, is_file, is_folder
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64")
@@ -81,12 +82,12 @@ def find_files(source: Path | str, kind: SampleKind, *, option: str = "--calibra
     an archive with names that lead out of it or too much inside, and a source without a single sample.
     """
     text = str(source)
-    path = Path(source).expanduser()
+    path = home_expanded(source)
     if not text.strip():
         raise UsageError("the source of the samples is empty", where=option)
-    if path.is_dir():
+    if is_folder(path):
         found = _folder(path, kind)
-    elif path.exists():
+    elif exists(path):
         found = _file(path, kind)
     elif any(sign in text for sign in "*?["):
         found = _glob(text, kind)
@@ -106,9 +107,9 @@ def find_files(source: Path | str, kind: SampleKind, *, option: str = "--calibra
 
 def holds_arrays(source: Path | str) -> bool:
     """Whether a source is .npz files: a folder, list, glob or archive whose samples are all of that kind."""
-    path = Path(source).expanduser()
+    path = home_expanded(source)
     try:
-        if path.is_dir():
+        if is_folder(path):
             suffixes = {file.suffix.lower() for file in path.rglob("*") if not _is_hidden(file, path)}
         else:
             suffixes = {file.suffix for file in find_files(source, SampleKind.ARRAYS).files}
@@ -132,7 +133,7 @@ def choose(names: Sequence[str], count: int | None, seed: int) -> list[int]:
 
 
 def _folder(folder: Path, kind: SampleKind) -> FoundFiles:
-    paths = [path for path in folder.rglob("*") if not _is_hidden(path, folder) and not path.is_dir()]
+    paths = [path for path in folder.rglob("*") if not _is_hidden(path, folder) and not is_folder(path)]
     named = sorted((path.relative_to(folder).as_posix(), path) for path in paths)
     kept = [(name, path) for name, path in named if path.suffix.lower() in SUFFIXES[kind]]
     ignored = tuple(name for name, path in named if path.suffix.lower() not in SUFFIXES[kind])
@@ -162,7 +163,7 @@ def _file(path: Path, kind: SampleKind) -> FoundFiles:
 
 def _glob(pattern: str, kind: SampleKind) -> FoundFiles:
     paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
-    files = [path for path in paths if not path.is_dir()]
+    files = [path for path in paths if not is_folder(path)]
     if not files:
         raise UsageError("no file matches the pattern", where=pattern, fix="check it, and quote it in the shell")
     del kind  # what a pattern names was meant: nothing is passed over
@@ -177,10 +178,10 @@ def _listed(path: Path) -> list[CalibrationFile]:
         entry = line.strip()
         if not entry or entry.startswith("#"):
             continue
-        target = path.parent / Path(entry).expanduser()
-        if not target.exists() and "\\" in entry:
+        target = path.parent / home_expanded(entry)
+        if not exists(target) and "\\" in entry:
             target = path.parent / PureWindowsPath(entry).as_posix()
-        if not target.is_file():
+        if not is_file(target):
             missing.append((number, entry))
         else:
             found.append(_on_disk(target, str(target)))

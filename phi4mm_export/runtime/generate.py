@@ -20,6 +20,7 @@ from phi4mm_export.runtime.package import CONFIG_FILE, RunPackage
 from phi4mm_export.runtime.processor import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Processor, Request, native_errors
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.json_text import read_object
+from phi4mm_export.spec.on_disk import is_file
 
 DEVICE_ADVICE = "keep device 0 and choose the GPU with CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={device}"
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -186,7 +187,7 @@ def check_device(package: RunPackage) -> None:
 def uses_template(package: RunPackage) -> bool:
     """Whether the tokenizer files bring a chat template that og reads."""
     folder = package.tokenizer_dir
-    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+    if any(is_file(folder / name) for name in ("chat_template.jinja", "chat_template.json")):
         return True
     settings = read_object(folder / TOKENIZER_CONFIG_FILE, error=PackageError)
     return bool(settings.get("chat_template")) and "tokenizer_class" in settings

@@ -15,6 +15,7 @@ from phi4mm_export.errors import PackageError, UsageError, some
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.json_text import read_object
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import exists, is_file, is_folder
 
 if TYPE_CHECKING:
     import onnx
@@ -142,8 +143,8 @@ def open_package(path: Path | str) -> RunPackage:
     """
     folder = Path(path)
     config_file = folder / CONFIG_FILE
-    if not config_file.exists():
-        kind = "a folder without it" if folder.is_dir() else "no such folder" if not folder.exists() else "a file"
+    if not exists(config_file):
+        kind = "a folder without it" if is_folder(folder) else "no such folder" if not exists(folder) else "a file"
         raise UsageError(
             f"expected a package folder with {CONFIG_FILE}, found {kind}",
             where=str(folder),
@@ -255,7 +256,7 @@ def _check_files(folder: Path, model: Mapping[str, Any]) -> None:
                 f"expected a file inside the package, found {name!r}",
                 where=f"{CONFIG_FILE}: model.{component}.filename",
             )
-        if not (folder / name).is_file():
+        if not is_file(folder / name):
             missing.append(name)
     if missing:
         raise PackageError(
@@ -285,6 +286,6 @@ def _adapters(folder: Path, model: Mapping[str, Any], decoder: onnx.ModelProto) 
     found: dict[Role, Path] = {}
     for role in Role:
         name = _section(model, role.value).get("adapter_filename")
-        if isinstance(name, str) and (folder / name).is_file():
+        if isinstance(name, str) and is_file(folder / name):
             found[role] = folder / name
     return found

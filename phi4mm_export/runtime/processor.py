@@ -23,6 +23,7 @@ from phi4mm_export.runtime.ort import first_line, import_genai
 from phi4mm_export.runtime.package import CONFIG_FILE, RunPackage, load_graph
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.json_text import read_object
+from phi4mm_export.spec.on_disk import is_file
 
 if TYPE_CHECKING:
     import onnx
@@ -164,7 +165,7 @@ def check_json_files(package: RunPackage) -> None:
 def audio_limit_samples(package: RunPackage) -> int | None:
     """How many samples of a clip og's decoder keeps with this package's processor file; None for all of them."""
     file = package.processor_file(Component.SPEECH)
-    if file is None or not file.is_file():
+    if file is None or not is_file(file):
         return None
     steps = read_object(file, error=PackageError).get("feature_extraction", {}).get("sequence", [])
     for step in steps if isinstance(steps, list) else []:

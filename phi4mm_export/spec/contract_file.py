@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from phi4mm_export.errors import Phi4mmError, UsageError, some
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.json_text import parse_object, read_bytes
+from phi4mm_export.spec.on_disk import exists
 
 SHIPPED = ("official", "gated", "mobius")
 """Names of the contracts that come with the tool."""
@@ -151,7 +152,7 @@ def load_contract(name: str) -> ContractFile:
         data = resources.files("phi4mm_export.spec").joinpath("data", f"contract-{name}.json").read_bytes()
         return _parse(data, f"contract {name}")
     path = Path(name)
-    if not path.exists():
+    if not exists(path):
         raise UsageError(
             f"{name!r} is neither a shipped contract nor a file",
             where="--contract",

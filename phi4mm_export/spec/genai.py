@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from phi4mm_export.spec.json_text import json_bytes
+from phi4mm_export.spec.on_disk import is_folder
 
 CONFIG_FILE = "genai_config.json"
 RUNTIME_TYPES: Mapping[str, str] = {"phi4mm": "phi4mm", "phi4_multimodal": "phi4mm"}
@@ -236,7 +237,7 @@ class GenaiConfigGenerator:
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the config to a .json file, or as genai_config.json into a folder; returns the file's path."""
         target = Path(path)
-        if target.is_dir() or target.suffix != ".json":
+        if is_folder(target) or target.suffix != ".json":
             target = target / CONFIG_FILE
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f".{target.name}.tmp")

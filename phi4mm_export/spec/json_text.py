@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import CheckpointError, Phi4mmError, some
+from phi4mm_export.spec.on_disk import is_file
 
 MAX_NBYTES = 256 << 20
 """Largest JSON file that is read; the real tokenizer.json has 16 MB."""
@@ -84,7 +85,7 @@ def read_bytes(path: Path, *, error: type[Phi4mmError] = CheckpointError, where:
     place = where or path.name
     try:
         nbytes = path.stat().st_size
-        if not path.is_file():
+        if not is_file(path):
             raise error("expected a file, found something else under this name", where=place)
         if nbytes > MAX_NBYTES:
             raise error(f"the file has {nbytes:,} bytes, expected at most {MAX_NBYTES:,}", where=place)
