@@ -19,6 +19,7 @@ from phi4mm_export.package.graph_io import load_graph
 from phi4mm_export.package.manifest import check_names
 from phi4mm_export.package.write import CHUNK, PAGE, SMALL_ALIGNMENT
 from phi4mm_export.spec.contract import data_file_name
+from phi4mm_export.spec.on_disk import is_file
 
 if TYPE_CHECKING:
     import onnx
@@ -176,7 +177,7 @@ def _place(tensor: onnx.TensorProto, graph: str) -> tuple[str, int, int]:
 
 
 def _nbytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1
+    return path.stat().st_size if is_file(path) else -1
 
 
 def _copy_range(source: Path, offset: int, length: int, out: BinaryIO) -> None:
