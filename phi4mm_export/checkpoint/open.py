@@ -50,6 +50,12 @@ class Checkpoint:
     raw_preprocessor: dict[str, Any] | None = None
     _closing: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
+    @property
+    def sources(self) -> list[TensorSource]:
+        """Every stored tensor that may be read: weights and adapters."""
+        pairs = [pair for adapter in self.adapters.values() for pair in adapter.pairs.values()]
+        return [*self.tensors.values(), *(source for pair in pairs for source in (pair.a, pair.b))]
+
     def close(self) -> None:
         """Close every file; later reads are errors."""
         self._closing.close()

@@ -94,9 +94,7 @@ def stated_digests(checkpoint: Checkpoint) -> dict[str, tuple[int, str]]:
 
     Raises CheckpointError where the hub states another kind of digest: the file is not stored as a large file.
     """
-    pairs = [pair for adapter in checkpoint.adapters.values() for pair in adapter.pairs.values()]
-    sources = [*checkpoint.tensors.values(), *(s for pair in pairs for s in (pair.a, pair.b))]
-    shards = {s.shard.label: s.shard.remote for s in sources if isinstance(s.shard, RemoteShard)}
+    shards = {s.shard.label: s.shard.remote for s in checkpoint.sources if isinstance(s.shard, RemoteShard)}
     for label, remote in shards.items():
         if len(remote.etag) != SHA256_DIGITS:
             raise CheckpointError(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from phi4mm_export.checkpoint.digests import ContentOf
 from phi4mm_export.errors import SystemLimitError, UsageError
 from phi4mm_export.package.claim import Claim, claim_path, heal_folder, remove
 from phi4mm_export.package.publish import KEPT, PACKAGE, kept_folder, left_folder
@@ -55,14 +56,17 @@ class KeptData:
 
 
 @contextlib.contextmanager
-def kept_data(package: Path, names: Sequence[str], work_dir: Path | None, need: int) -> Iterator[KeptData]:
+def kept_data(
+    package: Path, names: Sequence[str], content_of: ContentOf, *, work_dir: Path | None, need: int
+) -> Iterator[KeptData]:
     """Places for the data files `names` of the package that is staged in `package`, with what an earlier run left.
 
-    need: bytes of all data files, compared with the room in `work_dir`. Raises SystemLimitError when a living run
-    uses the same work folder or there is no room, UsageError for a work folder that is none.
+    content_of: tells what a stored tensor holds (`InputDigests.content_of`). need: bytes of all data files, compared
+    with the room in `work_dir`. Raises SystemLimitError when a living run uses the same work folder or there is no
+    room, UsageError for a work folder that is none.
     """
     if work_dir is None:
-        data = KeptData(Resume(package, kept_folder(package)), package)
+        data = KeptData(Resume(package, kept_folder(package), content_of), package)
         _take_over(left_folder(package), data.place, names)
         yield data
         return
@@ -74,7 +78,7 @@ def kept_data(package: Path, names: Sequence[str], work_dir: Path | None, need: 
         claim.acquire()
         claim.settle(keep_left=True)
         check_room(work_dir, need, what="the work folder", already=tree_nbytes(claim.left))
-        data = KeptData(Resume(claim.work / PACKAGE, claim.work / KEPT), package)
+        data = KeptData(Resume(claim.work / PACKAGE, claim.work / KEPT, content_of), package)
         _take_over(claim.left, data.place, names)
         try:
             yield data

@@ -2,8 +2,8 @@
 
 The journal `NAME.journal` starts with the identity of the whole file's plan and has one line per finished stream: how
 many are done, the bytes they take, the sha256 of the file up to there, and the stream's own identity: everything that
-decides its bytes, the contents of the stored tensors included. Recovery trusts nothing else: a file of another plan is
-deleted; of the same plan, it is hashed again, and goes on after the last stream for which digest and identity agree.
+decides its bytes, what the stored tensors hold (`ContentOf`) included. Recovery trusts nothing else: a file of another
+plan is deleted; of the same plan, it is hashed again, and goes on after the last stream for which both agree.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 import phi4mm_export
-from phi4mm_export.checkpoint.source import TensorSource
+from phi4mm_export.checkpoint.digests import ContentOf
 from phi4mm_export.spec.on_disk import is_file
 from phi4mm_export.weights.streams import Stream
 
@@ -33,10 +31,14 @@ JOURNAL_SUFFIX = ".journal"
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a graph's data file is written, and where its journal: folders, under the data file's name."""
+    """Where a graph's data file is written, and where its journal: folders, under the data file's name.
+
+    content_of: tells what a stored tensor holds.
+    """
 
     data: Path
     journals: Path
+    content_of: ContentOf
 
 
 @dataclass(frozen=True)
@@ -49,53 +51,15 @@ class Mark:
     """A hashlib object: the standard library does not export its class."""
 
 
-class Identities:
-    """What decides the bytes of each of a file's streams, as sha256 in hex. A context manager: one thread of its own
-    reads and hashes the stored tensors, one stream ahead of the question."""
-
-    def __init__(self, streams: Sequence[Stream]) -> None:
-        self._streams = streams
-        self._asked: dict[int, Future[str]] = {}
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="identities")
-
-    def __enter__(self) -> Identities:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    @property
-    def plan(self) -> str:
-        """Everything but the contents of stored tensors, for the file as a whole."""
-        return _digest([_facts(stream) for stream in self._streams])
-
-    def of(self, index: int) -> str:
-        """The identity of one stream. Raises CheckpointError if a stored tensor cannot be read."""
-        for number in (index, index + 1):
-            if number < len(self._streams) and number not in self._asked:
-                self._asked[number] = self._pool.submit(identity, self._streams[number])
-        return self._asked.pop(index).result()
+def plan_identity(streams: Sequence[Stream]) -> str:
+    """sha256 over everything that decides a file's bytes but the contents of stored tensors."""
+    return _digest([_facts(stream) for stream in streams])
 
 
-def identity(stream: Stream) -> str:
-    """sha256 over code version, tensors, settings, and the bytes of every stored tensor that the stream reads."""
+def identity(stream: Stream, content_of: ContentOf) -> str:
+    """sha256 over code version, tensors, settings, and what the stored tensors hold that the stream reads."""
     sources = stream.origin.sources if stream.origin else ()
-    return _digest([_facts(stream), [contents(source) for source in sources]])
-
-
-def contents(source: TensorSource) -> str:
-    """What a stored tensor holds: the digest that a server states for its file, and its place there; of a file on disk,
-    sha256 of its bytes, read in bounded pieces."""
-    if source.shard.stated_digest is not None:
-        return f"{source.shard.stated_digest} at {source.offset}"
-    digest, buffer = hashlib.sha256(), bytearray(min(CHUNK, source.nbytes))
-    for start in range(0, source.nbytes, CHUNK):
-        piece = memoryview(buffer)[: min(CHUNK, source.nbytes - start)]
-        source.shard.read_into(piece, source.offset + start)
-        digest.update(piece)
-    return digest.hexdigest()
+    return _digest([_facts(stream), [content_of(source) for source in sources]])
 
 
 @functools.cache
@@ -118,7 +82,7 @@ def code_digest(root: Path) -> str:
 class Journal:
     """The journal of one data file. Lines are appended after the bytes that they describe.
 
-    identity_of: the identity of a stream by its number; plan: that of the file (see `Identities`).
+    identity_of: the `identity` of a stream by its number; plan: the `plan_identity` of the file.
     """
 
     def __init__(self, data: Path, path: Path, plan: str, identity_of: Callable[[int], str]) -> None:

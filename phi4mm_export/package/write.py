@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from phi4mm_export.package.resume import Identities, Journal, Mark, Resume, journal_path
+from phi4mm_export.package.resume import Journal, Mark, Resume, identity, journal_path, plan_identity
 from phi4mm_export.spec.contract import data_file_name
 from phi4mm_export.weights.streams import Band, Stream, TensorSpec
 
@@ -166,18 +166,22 @@ def _write_data(
             out = DataFile(raw, location, on_bytes)
             _write_streams(out, streams, effort, lambda _count: None)
         return out
-    path = effort.resume.data / name
+    path, content_of = effort.resume.data / name, effort.resume.content_of
     path.parent.mkdir(parents=True, exist_ok=True)
-    with Identities(streams) as identities:
-        journal = Journal(path, journal_path(effort.resume.journals, name), identities.plan, identities.of)
-        mark = journal.recover()
-        with path.open("r+b" if mark else "xb", buffering=0) as raw:
-            out = DataFile(raw, location, on_bytes)
-            if mark:
-                out.skip(streams[: mark.streams], mark)
-                raw.seek(mark.nbytes)
-            done = mark.streams if mark else 0
-            _write_streams(out, streams[done:], effort, lambda count: journal.note(done + count, *out.mark()))
+    journal = Journal(
+        path,
+        journal_path(effort.resume.journals, name),
+        plan_identity(streams),
+        lambda number: identity(streams[number], content_of),
+    )
+    mark = journal.recover()
+    with path.open("r+b" if mark else "xb", buffering=0) as raw:
+        out = DataFile(raw, location, on_bytes)
+        if mark:
+            out.skip(streams[: mark.streams], mark)
+            raw.seek(mark.nbytes)
+        done = mark.streams if mark else 0
+        _write_streams(out, streams[done:], effort, lambda count: journal.note(done + count, *out.mark()))
     return out
 
 

@@ -128,9 +128,11 @@ def export(
         need -= waiting_nbytes(how.work_dir, target.parent)
         read = input_files(checkpoint, beside=(*REQUIRED_FILES, *OPTIONAL_FILES), adapter_paths=adapter_paths)
         folder = stack.enter_context(staged(target, overwrite=how.overwrite, need=need, keep_left=True))
-        kept = stack.enter_context(kept_data(folder, tuple(files_of(plan)), how.work_dir, plan.nbytes))
         on_disk = {name: path for name, path in read.items() if name not in opened.stated}
-        digests = stack.enter_context(InputDigests(on_disk))
+        digests = stack.enter_context(InputDigests(on_disk, checkpoint.sources))
+        kept = stack.enter_context(
+            kept_data(folder, tuple(files_of(plan)), digests.content_of, work_dir=how.work_dir, need=plan.nbytes)
+        )
         files = _write_graphs(folder, plan, _effort(how, kept.place), progress)
         kept.deliver([file for file in files if file.name in files_of(plan)])
         if plan.recipe.lora is LoraForm.ADAPTERS and Component.DECODER in plan.recipe.components:

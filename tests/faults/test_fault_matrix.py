@@ -49,7 +49,10 @@ def _fill(folder: Path, shard: ShardFile, effort: Effort, name: str = "g.onnx") 
 
 def _package(target: Path, shard: ShardFile) -> None:
     """A package as `export` writes it: data file with a journal, graph, config."""
-    with staged(target, overwrite=True, keep_left=True) as folder, kept_data(folder, ("g.onnx.data",), None, 0) as kept:
+    with (
+        staged(target, overwrite=True, keep_left=True) as folder,
+        kept_data(folder, ("g.onnx.data",), lambda source: source.name, work_dir=None, need=0) as kept,
+    ):
         _fill(folder, shard, Effort(resume=kept.place))
         write_file(folder, "genai_config.json", b"new")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from phi4mm_export.checkpoint import digests as module
 from phi4mm_export.checkpoint.digests import InputDigests, input_files
 from phi4mm_export.checkpoint.open import open_checkpoint
+from phi4mm_export.checkpoint.source import DType, ShardFile, TensorSource
 from phi4mm_export.errors import CheckpointError
 from phi4mm_export.package.manifest_read import read_manifest
 from phi4mm_export.pipeline.export import export
@@ -36,19 +37,83 @@ def test_leaving_the_block_early_stops_the_reading(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("input-digests")]
 
 
-def test_a_file_that_changes_while_it_is_hashed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "shard"
-    path.write_bytes(b"x" * 10)
-    seen: list[Path] = []
-    identity = module._identity
+def _grow(path: Path, by: int) -> None:
+    with path.open("ab") as file:
+        file.write(bytes(by))
 
-    def changing(file: Path) -> tuple[int, int]:
-        seen.append(file)
-        return (identity(file)[0], len(seen))
 
-    monkeypatch.setattr(module, "_identity", changing)
-    with InputDigests({"shard": path}) as digests, pytest.raises(CheckpointError, match="shard: the file changed"):
-        digests.result()
+def _tensors(path: Path) -> list[TensorSource]:
+    """Two tensors of 40 bytes, with 8 bytes before and between them and 12 after."""
+    shard = ShardFile(path, path.name)
+    return [TensorSource(name, name, path, DType.F32, (10,), offset, shard) for name, offset in (("a", 8), ("b", 56))]
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    (tmp_path / "shard").write_bytes(bytes(range(108)))
+    return tmp_path / "shard"
+
+
+def test_a_file_that_changed_since_it_was_opened_is_named(shard: Path) -> None:
+    tensors = _tensors(shard)
+    _grow(shard, 1)
+    with InputDigests({"shard": shard}, tensors) as digests:
+        with pytest.raises(CheckpointError, match="shard: the file changed"):
+            digests.result()
+        with pytest.raises(CheckpointError, match="shard: the file changed"):
+            digests.content_of(tensors[1])
+
+
+def test_a_shard_is_hashed_as_it_was_opened_even_when_its_path_leads_elsewhere(shard: Path) -> None:
+    tensors, old = _tensors(shard), shard.read_bytes()
+    shard.unlink()
+    shard.write_bytes(b"new")
+    with InputDigests({"shard": shard}, tensors) as digests:
+        assert digests.result()[0].sha256 == hashlib.sha256(old).hexdigest()
+
+
+def test_a_tensors_content_is_told_by_its_file_up_to_its_end(shard: Path) -> None:
+    first, second = _tensors(shard)
+    data = shard.read_bytes()
+    with InputDigests({"shard": shard}, (first, second)) as digests:
+        told = (digests.content_of(second), digests.content_of(first))
+    assert told == (f"{hashlib.sha256(data[:96]).hexdigest()} at 56", f"{hashlib.sha256(data[:48]).hexdigest()} at 8")
+
+
+@pytest.mark.parametrize(
+    ("byte", "told"), [(0, "neither"), (10, "neither"), (50, "first"), (56, "first"), (100, "both")]
+)
+def test_a_changed_byte_shows_in_every_tensor_after_it(shard: Path, byte: int, told: str) -> None:
+    def contents() -> list[str]:
+        tensors = _tensors(shard)
+        with InputDigests({"shard": shard}, tensors) as digests:
+            return [digests.content_of(tensor) for tensor in tensors]
+
+    before, data = contents(), bytearray(shard.read_bytes())
+    data[byte] ^= 1
+    shard.write_bytes(data)
+    same = [old == new for old, new in zip(before, contents(), strict=True)]
+    assert same == {"neither": [False, False], "first": [True, False], "both": [True, True]}[told]
+
+
+def test_a_tensor_of_no_hashed_file_has_no_content_to_tell(tmp_path: Path, shard: Path) -> None:
+    (tmp_path / "other").write_bytes(bytes(108))
+    with InputDigests({"shard": shard}) as digests, pytest.raises(ValueError, match="other: a is not among"):
+        digests.content_of(_tensors(tmp_path / "other")[0])
+
+
+def test_every_file_is_read_once(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: Counter[str] = Counter()
+    read_into = ShardFile.read_into
+
+    def counted(self: ShardFile, buffer: memoryview, offset: int) -> None:
+        if threading.current_thread().name.startswith("input-digests"):
+            read[self.label] += len(buffer)
+        read_into(self, buffer, offset)
+
+    monkeypatch.setattr(ShardFile, "read_into", counted)
+    export(tiny_checkpoint, tmp_path / "p", recipe=Recipe.resolve(components=(Component.SPEECH,)))
+    assert read == {path.name: path.stat().st_size for path in tiny_checkpoint.iterdir() if path.is_file()}
 
 
 def test_the_manifest_of_an_export_names_every_file_of_the_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> None:
