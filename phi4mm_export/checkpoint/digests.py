@@ -20,6 +20,7 @@ from phi4mm_export.checkpoint.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from phi4mm_export.checkpoint.open import Checkpoint
 from phi4mm_export.checkpoint.source import ShardFile, TensorSource
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import is_file
 
 CHUNK = 4 << 20
 ContentOf = Callable[[TensorSource], str]
@@ -124,7 +125,7 @@ def input_files(
     """
     files = {}
     for path in (*checkpoint.files, *(checkpoint.path / name for name in beside)):
-        if path.is_relative_to(checkpoint.path) and path.is_file():
+        if path.is_relative_to(checkpoint.path) and is_file(path):
             files[path.relative_to(checkpoint.path).as_posix()] = path
     for role, folder in sorted((adapter_paths or {}).items()):
         for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
