@@ -11,8 +11,8 @@ from phi4mm_export.checks.contract import STATE_NAMES
 from phi4mm_export.checks.integrity import DataFile, data_files
 from phi4mm_export.checks.opened import OpenedGraph, OpenedPackage
 from phi4mm_export.checks.tensors import all_tensors, dtype_name, tensor_nbytes
+from phi4mm_export.package.scan import package_files
 from phi4mm_export.spec.contract import Component
-from phi4mm_export.spec.on_disk import is_file
 
 if TYPE_CHECKING:
     import onnx
@@ -57,6 +57,7 @@ class PackageSummary:
     graphs: tuple[GraphSummary, ...]
     data: tuple[DataFile, ...]
     orphaned: int
+    files: int
     nbytes: int
 
 
@@ -81,7 +82,7 @@ def summarize_graph(graph: OpenedGraph) -> GraphSummary:
 def summarize_package(package: OpenedPackage, contract: str, providers: list[str]) -> PackageSummary:
     """The summary of a package; `contract` is the variant it comes nearest to."""
     data = tuple(data_files(package))
-    files = [path for path in package.folder.rglob("*") if is_file(path)]
+    files = package_files(package.folder)
     return PackageSummary(
         contract=contract,
         lora=lora_form(package),
@@ -89,7 +90,8 @@ def summarize_package(package: OpenedPackage, contract: str, providers: list[str
         graphs=tuple(summarize_graph(graph) for graph in package.all_graphs()),
         data=data,
         orphaned=sum(file.orphaned for file in data),
-        nbytes=sum(path.stat().st_size for path in files),
+        files=len(files),
+        nbytes=sum(files.values()),
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from phi4mm_export.cli import export_options as options
 from phi4mm_export.cli import render
 from phi4mm_export.cli.choices import adapter_paths, adapter_role, provider_of
-from phi4mm_export.cli.options import JsonFlag, OutputDir, Overwrite, Quiet, Verbose
+from phi4mm_export.cli.options import MANIFEST_NAMES, JsonFlag, OutputDir, Overwrite, Quiet, Verbose
 from phi4mm_export.spec.contract import Component, PackageLayout
 from phi4mm_export.spec.recipe import LoraForm, Precision
 
@@ -96,11 +96,6 @@ def command(
             settings=settings,
             progress=progress,
         )
-    present(report, json=json, quiet=quiet, verbose=verbose)
-
-
-def present(report: ExportReport, *, json: bool, quiet: bool, verbose: int) -> None:
-    """Warnings, then the report in the form that was asked for."""
     tell(report, json=json, quiet=quiet, verbose=verbose)
 
 
@@ -137,11 +132,12 @@ def show(report: ExportReport, *, verbose: int) -> None:
     from phi4mm_export.spec.sizes import format_bytes
 
     recipe, verb = report.recipe, "would write" if report.dry_run else "wrote"
-    render.text(f"{report.path}: {verb} {format_bytes(report.nbytes)} in {len(report.files)} files")
+    size = f"{format_bytes(report.nbytes)} in {len(report.files)} files with {MANIFEST_NAMES}"
+    render.text(f"{report.path}: {verb} {size}")
     render.text(f"{', '.join(recipe.components)}; {recipe.float_type} on {recipe.provider}")
     if Component.DECODER in recipe.components:
         held = ", ".join(report.baked) or ("in files beside it" if recipe.lora is LoraForm.ADAPTERS else "none")
-        render.text(f"decoder {recipe.precision}, adapters {recipe.lora} ({held})")
+        render.text(f"decoder {recipe.precision}, LoRA form {recipe.lora}, adapters: {held}")
     cache = format_bytes(report.kv_nbytes_per_token * report.max_length)
     render.text(f"max_length {report.max_length:,}: the key-value cache takes {cache} when a generator opens")
     if verbose:

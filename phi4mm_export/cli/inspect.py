@@ -60,7 +60,7 @@ def _checkpoint(summary: CheckpointSummary) -> Iterator[str]:
 def _package(summary: PackageSummary, *, single: bool) -> Iterator[str]:
     if not single:
         yield f"contract: {summary.contract}, adapters: {summary.lora}, providers: {', '.join(summary.providers)}"
-        yield f"size: {format_bytes(summary.nbytes)}"
+        yield f"size: {format_bytes(summary.nbytes)} in {summary.files} files"
     for graph in summary.graphs:
         yield from _graph(graph)
     for file in summary.data:

@@ -17,7 +17,7 @@ import typer
 from phi4mm_export.cli import export_options as options
 from phi4mm_export.cli import render
 from phi4mm_export.cli.choices import adapter_paths, adapter_role, provider_of
-from phi4mm_export.cli.options import JsonFlag
+from phi4mm_export.cli.options import MANIFEST_NAMES, JsonFlag
 from phi4mm_export.spec.contract import PackageLayout
 from phi4mm_export.spec.recipe import LoraForm, Precision
 from phi4mm_export.spec.sizes import format_bytes, parse_bytes
@@ -141,7 +141,8 @@ def _show(lines: Iterator[str]) -> None:
 
 def _lines(report: PlanReport) -> Iterator[str]:
     run = report.run
-    yield f"{report.kind} {report.name}: {format_bytes(report.nbytes)} in {len(report.files)} files"
+    sealed = f" with {MANIFEST_NAMES}" if any(file.name in MANIFEST_NAMES for file in report.files) else ""
+    yield f"{report.kind} {report.name}: {format_bytes(report.nbytes)} in {len(report.files)} files{sealed}"
     for file in report.files:
         yield f"  {file.nbytes:>15,}  {file.name}"
     if report.export is not None:

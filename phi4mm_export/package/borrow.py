@@ -88,11 +88,16 @@ def copy_borrowed(
         files.append(hashed(folder, name))
     for graph in borrowed.detached:
         files += detach_data(borrowed.path, graph, folder)
+    files.append(write_file(folder, CONFIG_FILE, merged_config(borrowed, exported, ours)))
+    return files
+
+
+def merged_config(borrowed: BorrowedPackage, exported: tuple[Component, ...], ours: dict[str, Any]) -> bytes:
+    """The borrowed genai_config.json with our sections of the exported components."""
     config = copy.deepcopy(borrowed.config)
     for component in exported:
         config["model"][component.value] = ours["model"][component.value]
-    files.append(write_file(folder, CONFIG_FILE, json_bytes(config)))
-    return files
+    return json_bytes(config)
 
 
 def files_of(package: Path, graph: str) -> set[str]:

@@ -44,6 +44,15 @@ def detach_data(package: Path, graph: str, folder: Path) -> list[WrittenFile]:
     return [data, write_file(folder, graph, model.SerializeToString(deterministic=True))]
 
 
+def detached_nbytes(package: Path, graph: str) -> int:
+    """The size of the data file that `detach_data` makes. Raises PackageError for a graph that cannot be read."""
+    at = 0
+    for tensor in _external(load_graph(package / graph, where=graph).graph):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        at += -at % PAGE + int(entries.get("length", "0"))
+    return at
+
+
 def _external(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     for tensor in graph.initializer:
         if tensor.external_data:

@@ -9,6 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from phi4mm_export.errors import PackageError
+from phi4mm_export.package.file_names import is_left_over
+from phi4mm_export.spec.on_disk import is_file
 
 MOST_ENTRIES = 200_000
 """No package comes near; a folder with more is not walked to its end."""
@@ -48,6 +50,18 @@ def scan(folder: Path) -> dict[str, Entry]:
                 fix="name the folder of one package",
             )
     return dict(sorted(found.items()))
+
+
+def package_files(folder: Path) -> dict[str, int]:
+    """Name and bytes of every file that belongs to the package in a folder, by name; its manifest is one of them.
+
+    Left out is what downloads, clones, signing and operating systems leave. A link counts as the file it leads to.
+    Raises as `scan`.
+    """
+    names = [entry.name for entry in scan(folder).values() if entry.kind in (EntryKind.FILE, EntryKind.LINK)]
+    return {
+        name: (folder / name).stat().st_size for name in names if not is_left_over(name) and is_file(folder / name)
+    }
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[Entry]:

@@ -62,12 +62,20 @@ def padding_before(spec: TensorSpec, at: int) -> int:
     return -at % (PAGE if spec.nbytes >= PAGE else SMALL_ALIGNMENT)
 
 
-def data_nbytes(streams: Iterable[Stream]) -> int:
-    """The exact size of the data file that `write_graph` makes of these streams."""
-    at = 0
+def place(streams: Iterable[Stream], location: str) -> tuple[dict[str, Placed], int]:
+    """Where `write_graph` puts the tensors of these streams in the data file `location`, and that file's size."""
+    placed, at = dict[str, Placed](), 0
     for spec in (spec for stream in streams for spec in stream.outputs):
-        at += padding_before(spec, at) + spec.nbytes
-    return at
+        at += padding_before(spec, at)
+        placed[spec.name] = Placed(spec, location, at)
+        at += spec.nbytes
+    return placed, at
+
+
+def graph_nbytes(model: ir.Model, placed: Mapping[str, Placed]) -> int:
+    """The exact size of the graph file whose tensors lie at `placed`; the model refers there afterwards."""
+    _refer(model, placed)
+    return int(ir.to_proto(model).ByteSize())
 
 
 class DataFile:
@@ -88,10 +96,7 @@ class DataFile:
 
     def skip(self, streams: Iterable[Stream], mark: Mark) -> None:
         """Count streams that an earlier run has written already; `mark` is where it ended and what it had hashed."""
-        for spec in (spec for stream in streams for spec in stream.outputs):
-            self._at += padding_before(spec, self._at)
-            self.placed[spec.name] = Placed(spec, self.location, self._at)
-            self._at += spec.nbytes
+        self.placed, self._at = place(streams, self.location)
         self._digest = mark.digest.copy()
         self._on_bytes(self._at)
 

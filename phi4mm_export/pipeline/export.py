@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ from phi4mm_export.pipeline.export_adapters import write_adapter_files
 from phi4mm_export.pipeline.export_manifest import Origin, export_manifest
 from phi4mm_export.pipeline.export_plan import ExportPlan, files_of, plan_export
 from phi4mm_export.pipeline.export_source import open_model
+from phi4mm_export.pipeline.planned_files import expected_inputs, planned_files, side_files
 from phi4mm_export.pipeline.validate import validate
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.genai import CONFIG_FILE
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.on_disk import home_expanded
-from phi4mm_export.spec.processors import SPEECH_PROCESSOR_FILE, VISION_PROCESSOR_FILE
 from phi4mm_export.spec.recipe import LoraForm, Recipe
 
 SIDE_NBYTES = 48 << 20
@@ -64,7 +64,8 @@ class ExportSettings:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written (or, with dry_run, would be). Sizes in bytes."""
+    """What was written (or, with dry_run, would be). `files` are all of the finished folder, the manifest's two among
+    them; `nbytes` is their sum."""
 
     path: Path
     recipe: Recipe
@@ -121,12 +122,16 @@ def export(
         checkpoint = opened.checkpoint
         plan = plan_export(checkpoint, chosen, adapter_named=adapter_named)
         borrowed = open_borrowed(from_package, plan.recipe.components, plan.file_names) if from_package else None
-        configs = package_configs(checkpoint.path, checkpoint.config, _config_options(plan, how))
+        configs = package_configs(checkpoint.path, checkpoint.config, config_options(plan, how))
+        read = input_files(checkpoint, beside=(*REQUIRED_FILES, *OPTIONAL_FILES), adapter_paths=adapter_paths)
+        origin = Origin(model_id(model), opened.folder, (), tuple(adapter_paths), from_package)
         if how.dry_run:
-            return _report(target, plan, checkpoint, configs, ())
+            origin = replace(origin, inputs=expected_inputs(read, opened.stated))
+            planned = planned_files(plan, checkpoint, configs, origin, settings_json(how), borrowed)
+            unwritten = tuple(WrittenFile(file.name, file.nbytes, "") for file in planned)
+            return _report(target, plan, checkpoint, configs, unwritten, dry_run=True)
         need = plan.nbytes + SIDE_NBYTES + (borrowed.nbytes if borrowed else 0)
         need -= waiting_nbytes(how.work_dir, target.parent)
-        read = input_files(checkpoint, beside=(*REQUIRED_FILES, *OPTIONAL_FILES), adapter_paths=adapter_paths)
         folder = stack.enter_context(staged(target, overwrite=how.overwrite, need=need, keep_left=True))
         on_disk = {name: path for name, path in read.items() if name not in opened.stated}
         digests = stack.enter_context(InputDigests(on_disk, checkpoint.sources))
@@ -141,13 +146,12 @@ def export(
             ours = json.loads(configs.files[CONFIG_FILE])
             files += copy_borrowed(borrowed, folder, plan.recipe.components, ours)
         else:
-            files += _write_configs(folder, plan, configs)
-        inputs = opened.digests(digests.result())
-        origin = Origin(model_id(model), opened.folder, inputs, tuple(adapter_paths), from_package)
-        files += write_manifest(folder, export_manifest(plan, files, origin, _settings_json(how)))
+            files += [write_file(folder, name, data) for name, data in side_files(plan, configs).items()]
+        origin = replace(origin, inputs=opened.digests(digests.result()))
+        files += write_manifest(folder, export_manifest(plan, files, origin, settings_json(how)))
         if borrowed or set(plan.recipe.components) == set(Component):
             check_staged(folder, plan.recipe.provider)
-    return _report(target, plan, checkpoint, configs, tuple(files))
+    return _report(target, plan, checkpoint, configs, tuple(files), dry_run=False)
 
 
 def model_id(model: str | Path) -> str | None:
@@ -202,17 +206,7 @@ def _write_graphs(folder: Path, plan: ExportPlan, effort: Effort, progress: Prog
     return files
 
 
-def _write_configs(folder: Path, plan: ExportPlan, configs: PackageConfigs) -> list[WrittenFile]:
-    """Configs and tokenizer of a whole package; of a part, the processor files of the encoders in it."""
-    wanted = configs.files
-    if set(plan.recipe.components) != set(Component):
-        own = {Component.VISION: VISION_PROCESSOR_FILE, Component.SPEECH: SPEECH_PROCESSOR_FILE}
-        names = {own[component] for component in plan.recipe.components if component in own}
-        wanted = {name: data for name, data in configs.files.items() if name in names}
-    return [write_file(folder, name, data) for name, data in wanted.items()]
-
-
-def _settings_json(how: ExportSettings) -> dict[str, Any]:
+def settings_json(how: ExportSettings) -> dict[str, Any]:
     """The settings that change a byte of the package, as the manifest records them."""
     return {
         "max_length": how.max_length,
@@ -223,7 +217,7 @@ def _settings_json(how: ExportSettings) -> dict[str, Any]:
     }
 
 
-def _config_options(plan: ExportPlan, how: ExportSettings) -> ConfigOptions:
+def config_options(plan: ExportPlan, how: ExportSettings) -> ConfigOptions:
     recipe = plan.recipe
     return ConfigOptions(
         layout=recipe.layout,
@@ -238,17 +232,23 @@ def _config_options(plan: ExportPlan, how: ExportSettings) -> ConfigOptions:
 
 
 def _report(
-    target: Path, plan: ExportPlan, checkpoint: Checkpoint, configs: PackageConfigs, files: tuple[WrittenFile, ...]
+    target: Path,
+    plan: ExportPlan,
+    checkpoint: Checkpoint,
+    configs: PackageConfigs,
+    files: tuple[WrittenFile, ...],
+    *,
+    dry_run: bool,
 ) -> ExportReport:
     return ExportReport(
         path=target,
         recipe=plan.recipe,
         baked=plan.baked,
-        files=files or tuple(WrittenFile(name, nbytes, "") for name, nbytes in files_of(plan).items()),
+        files=files,
         warnings=(*checkpoint.warnings, *configs.warnings, *plan.warnings),
-        nbytes=sum(file.nbytes for file in files) or plan.nbytes,
+        nbytes=sum(file.nbytes for file in files),
         nbytes_read=plan.nbytes_read,
         kv_nbytes_per_token=configs.kv_bytes_per_token,
         max_length=configs.max_length,
-        dry_run=not files,
+        dry_run=dry_run,
     )

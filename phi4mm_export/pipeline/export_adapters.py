@@ -19,10 +19,13 @@ from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.runtime.ort import import_onnxruntime
 from phi4mm_export.spec.contract import FloatType
 from phi4mm_export.spec.model import ModelConfig
-from phi4mm_export.spec.phi4mm_config import ADAPTER_FILES
+from phi4mm_export.spec.phi4mm_config import ADAPTER_FILES, ITEM_NBYTES
 from phi4mm_export.weights.rows import StoredRows
 
 FORMAT_VERSION = 1
+ENTRY_NBYTES = 56
+"""What the file takes per parameter beside its name and values (measured)."""
+A_SUFFIX, B_SUFFIX = ".lora_A.MatMul.weight", ".lora_B.MatMul.weight"
 Parameters = Iterator[tuple[str, NDArray[Any]]]
 
 
@@ -46,8 +49,31 @@ def write_adapter_files(folder: Path, checkpoint: Checkpoint, float_type: FloatT
     return written
 
 
+def adapter_file_sizes(checkpoint: Checkpoint, float_type: FloatType) -> dict[str, int]:
+    """Name and size of every adapter file, from shapes alone; right within a thousandth."""
+    item, sizes = ITEM_NBYTES[float_type], dict[str, int]()
+    for role, adapter in checkpoint.adapters.items():
+        sizes[ADAPTER_FILES[role]] = sum(
+            item * pair.rank * (pair.a.shape[1] + height) + 2 * (len(name) + len(A_SUFFIX) + ENTRY_NBYTES)
+            for module, pair in adapter.pairs.items()
+            for name, height in _parts(checkpoint.config, module)
+        )
+    return sizes
+
+
 def _split_parameters(config: ModelConfig, module: str, pair: LoraPair) -> Parameters:
-    """Official names: the packed projections are split, each part with its own copy of A."""
+    """The two matrices of every part, each part with its own copy of A."""
+    a = StoredRows(pair.a).read(0, pair.a.shape[0]).T
+    b = StoredRows(pair.b, scale=pair.scale)
+    start = 0
+    for name, height in _parts(config, module):
+        yield name + A_SUFFIX, a
+        yield name + B_SUFFIX, b.read(start, start + height).T
+        start += height
+
+
+def _parts(config: ModelConfig, module: str) -> Iterator[tuple[str, int]]:
+    """Official names of a projection's parts, the packed ones split, and the rows of each."""
     layer, _, projection = module.removeprefix("model.layers.").partition(".")
     d, kv, f = config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
     parts: dict[str, tuple[str, list[tuple[str, int]]]] = {
@@ -57,11 +83,5 @@ def _split_parameters(config: ModelConfig, module: str, pair: LoraPair) -> Param
         "mlp.down_proj": ("mlp", [("down_proj", config.hidden_size)]),
     }
     block, splits = parts[projection]
-    a = StoredRows(pair.a).read(0, pair.a.shape[0]).T
-    b = StoredRows(pair.b, scale=pair.scale)
-    start = 0
     for name, height in splits:
-        prefix = f"model.layers.{layer}.{block}.{name}"
-        yield f"{prefix}.lora_A.MatMul.weight", a
-        yield f"{prefix}.lora_B.MatMul.weight", b.read(start, start + height).T
-        start += height
+        yield f"model.layers.{layer}.{block}.{name}", height

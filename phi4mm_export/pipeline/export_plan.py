@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from phi4mm_export.checkpoint.open import Checkpoint
 from phi4mm_export.errors import CheckpointError
 from phi4mm_export.graphs.bind import Binder, ranks_of
 from phi4mm_export.graphs.build import BuiltGraph, build
-from phi4mm_export.package.write import data_nbytes
+from phi4mm_export.package.write import Placed, place
 from phi4mm_export.spec.contract import FILE_NAMES, Component, data_file_name
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.names import EMBEDDING_TABLE, OUTPUT_HEAD
@@ -31,7 +32,12 @@ class PlannedGraph:
     @property
     def data_nbytes(self) -> int:
         """Bytes of the data file."""
-        return data_nbytes(self.streams)
+        return place(self.streams, "")[1]
+
+    @property
+    def placed(self) -> Mapping[str, Placed]:
+        """Where the streams' tensors will lie in the data file."""
+        return place(self.streams, PurePosixPath(data_file_name(self.file_name)).name)[0]
 
 
 @dataclass(frozen=True)

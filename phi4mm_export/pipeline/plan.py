@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phi4mm_export.checkpoint.digests import input_files
 from phi4mm_export.checkpoint.open import Checkpoint
 from phi4mm_export.package.footprint import (
     GraphWeights,
@@ -21,14 +22,16 @@ from phi4mm_export.package.footprint import (
     vision_dims,
 )
 from phi4mm_export.package.manifest import recipe_json
-from phi4mm_export.pipeline.export import default_jobs
-from phi4mm_export.pipeline.export_plan import ExportPlan, files_of, plan_export
+from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
+from phi4mm_export.pipeline.export import ExportSettings, config_options, default_jobs, settings_json
+from phi4mm_export.pipeline.export_manifest import Origin
+from phi4mm_export.pipeline.export_plan import ExportPlan, plan_export
 from phi4mm_export.pipeline.plan_memory import ExportMemory, RunDims, RunMemory, Workload, export_memory, run_memory
-from phi4mm_export.pipeline.plan_source import open_for_plan, read_package
+from phi4mm_export.pipeline.plan_source import OpenedForPlan, open_for_plan, read_package
+from phi4mm_export.pipeline.planned_files import PlannedFile, expected_configs, expected_inputs, planned_files
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.footprint import DecoderDims
 from phi4mm_export.spec.model import Role
-from phi4mm_export.spec.phi4mm_config import checked_max_length
 from phi4mm_export.spec.recipe import Recipe
 
 
@@ -50,14 +53,6 @@ class PlanSettings:
 
 
 @dataclass(frozen=True)
-class PlannedFile:
-    """One file of the package, relative to its folder, and its bytes."""
-
-    name: str
-    nbytes: int
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Whether a budget holds a request of this size, and the largest max_length that does (0: none)."""
 
@@ -70,7 +65,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The whole plan. `export` is None for a package; sizes in bytes."""
+    """The whole plan. `files`: name and bytes of every file of the finished folder, the manifest's two among them.
+    `export` is None for a package; sizes in bytes.
+    """
 
     kind: str
     name: str
@@ -120,32 +117,29 @@ def plan(
     with ExitStack() as stack:
         opened = stack.enter_context(open_for_plan(path, adapter_paths or {}, how.revision))
         chosen = plan_export(opened.checkpoint, recipe or Recipe.resolve(), adapter_named=adapter_named)
-        return _of_export(opened.checkpoint, opened.name, chosen, opened.side_files, opened.warnings, how)
+        return _of_export(opened, chosen, adapter_paths or {}, how)
 
 
 def _of_export(
-    checkpoint: Checkpoint,
-    name: str,
-    chosen: ExportPlan,
-    side_files: Mapping[str, int],
-    warnings: tuple[str, ...],
-    how: PlanSettings,
+    opened: OpenedForPlan, chosen: ExportPlan, adapter_paths: Mapping[Role, Path], how: PlanSettings
 ) -> PlanReport:
-    recipe = chosen.recipe
+    checkpoint, recipe = opened.checkpoint, chosen.recipe
     weights = [
         graph_weights(graph.built.component, graph.built.model, recipe.provider)
         for graph in chosen.graphs
     ]  # fmt: skip
     dims = run_dims(checkpoint, recipe)
-    length = checked_max_length(checkpoint.config, how.max_length) if how.max_length else dims.decoder.context_length
-    files = [PlannedFile(file, nbytes) for file, nbytes in files_of(chosen).items()]
-    files += [PlannedFile(graph.file_name, graph_nbytes(graph.built.model)) for graph in chosen.graphs]
-    files += [PlannedFile(file, nbytes) for file, nbytes in side_files.items()]
-    jobs = how.jobs or default_jobs()
+    settings = ExportSettings(max_length=how.max_length)
+    configs, remark = expected_configs(opened.folder, checkpoint.config, config_options(chosen, settings))
+    read = input_files(checkpoint, beside=(*REQUIRED_FILES, *OPTIONAL_FILES), adapter_paths=adapter_paths)
+    origin = Origin(opened.model, opened.folder, expected_inputs(read, {}), tuple(adapter_paths))
+    files = planned_files(chosen, checkpoint, configs, origin, settings_json(settings))
+    warnings = (*checkpoint.warnings, *configs.warnings, *chosen.warnings, *opened.warnings)
     return _report(
-        "checkpoint", name, recipe_json(recipe, chosen.baked), tuple(files), weights,
-        export_memory(chosen, sum(file.nbytes for file in files), jobs), dims, length, how,
-        (*checkpoint.warnings, *chosen.warnings, *warnings),
+        "checkpoint", opened.name, recipe_json(recipe, chosen.baked),
+        files, weights,
+        export_memory(chosen, sum(file.nbytes for file in files), how.jobs or default_jobs()),
+        dims, configs.max_length, how, (*warnings, *([remark] if remark else ())),
     )  # fmt: skip
 
 
@@ -160,31 +154,6 @@ def run_dims(checkpoint: Checkpoint, recipe: Recipe) -> RunDims:
         full_logits=recipe.full_logits,
         arena_released=False,
     )
-
-
-def graph_nbytes(model: Any) -> int:
-    """Bytes of the graph file: what the model serializes to now, and a reference to external data per empty weight."""
-    import onnx_ir as ir
-
-    proto = ir.to_proto(_with_references(model))
-    return int(proto.ByteSize())
-
-
-def _with_references(model: Any) -> Any:
-    """The model with its empty weights referring to a data file, as `write_graph` leaves them; changes the model."""
-    import onnx_ir as ir
-
-    from phi4mm_export.package.footprint import value_nbytes
-
-    at = 0
-    for name, value in model.graph.initializers.items():
-        if value.const_value is None:
-            nbytes = value_nbytes(value)
-            value.const_value = ir.ExternalTensor(
-                "phi-4-mm-text.onnx.data", at, nbytes, value.dtype, shape=value.shape, name=name
-            )
-            at += nbytes
-    return model
 
 
 def _length(wish: int, dims: DecoderDims) -> int:

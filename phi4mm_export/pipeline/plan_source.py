@@ -19,7 +19,7 @@ from phi4mm_export.checkpoint.open import Checkpoint, open_checkpoint
 from phi4mm_export.checkpoint.stand_in import WEIGHTS_FILE, header_bytes, write_stand_in
 from phi4mm_export.errors import PackageError
 from phi4mm_export.package.graph_io import load_graph
-from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
+from phi4mm_export.package.scan import package_files
 from phi4mm_export.spec.config_json import CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE, parse_config
 from phi4mm_export.spec.contract import FILE_NAMES, Component, FloatType, PackageLayout, Provider
 from phi4mm_export.spec.genai import CONFIG_FILE as GENAI_FILE
@@ -28,19 +28,21 @@ from phi4mm_export.spec.json_text import read_object as read_json
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.on_disk import exists, home_expanded, is_file
 
-CONFIG_NBYTES = 16 << 10
-"""genai_config.json, the processor files and phi4mm.json together."""
 SMALL_FILES = (CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE)
 
 
 @dataclass(frozen=True)
 class OpenedForPlan:
-    """A checkpoint whose weights are never read, its name, and the small files that its package will have."""
+    """A checkpoint whose weights are never read, its name, and the folder of its small files.
+
+    model: the hub id, None for a folder.
+    """
 
     checkpoint: Checkpoint
     name: str
-    side_files: Mapping[str, int]
-    warnings: tuple[str, ...]
+    folder: Path
+    warnings: tuple[str, ...] = ()
+    model: str | None = None
 
 
 @contextmanager
@@ -55,19 +57,19 @@ def open_for_plan(
     if isinstance(found, str):
         from phi4mm_export.checkpoint.remote import open_remote
 
-        with open_remote(found, revision=revision, adapter_paths=adapter_paths) as (checkpoint, _):
-            yield OpenedForPlan(checkpoint, found, _side_files(checkpoint.path), ())
+        with open_remote(found, revision=revision, adapter_paths=adapter_paths) as (checkpoint, small):
+            yield OpenedForPlan(checkpoint, found, small, model=found)
         return
     folder = found
     if any(folder.glob("*.safetensors*")) or not exists(folder / CONFIG_FILE):
         with open_checkpoint(folder, adapter_paths=adapter_paths) as checkpoint:
-            yield OpenedForPlan(checkpoint, folder.resolve().name, _side_files(folder), ())
+            yield OpenedForPlan(checkpoint, folder.resolve().name, folder)
         return
     with tempfile.TemporaryDirectory(prefix="phi4mm-plan-") as temporary:
         stand_in = Path(temporary)
         remark = _imagine(folder, stand_in)
         with open_checkpoint(stand_in, adapter_paths=adapter_paths) as checkpoint:
-            yield OpenedForPlan(checkpoint, folder.resolve().name, _side_files(folder), (remark,))
+            yield OpenedForPlan(checkpoint, folder.resolve().name, folder, (remark,))
 
 
 def _imagine(folder: Path, stand_in: Path) -> str:
@@ -81,13 +83,6 @@ def _imagine(folder: Path, stand_in: Path) -> str:
             shutil.copyfile(folder / name, stand_in / name)
     known = ", ".join(sorted(config.lora)) or "none"
     return f"no weights here: bfloat16 tensors of the sizes in {CONFIG_FILE} are assumed, adapters: {known}"
-
-
-def _side_files(folder: Path) -> dict[str, int]:
-    """The tokenizer's files, which are copied, and the configuration files together."""
-    names = sorted({*REQUIRED_FILES, *OPTIONAL_FILES})
-    sizes = {name: (folder / name).stat().st_size for name in names if is_file(folder / name)}
-    return sizes | {"configuration files": CONFIG_NBYTES}
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ def read_package(path: str | Path, provider: Provider | None) -> PackageHeads | 
         return None
     config = read_json(folder / GENAI_FILE, error=PackageError)
     graphs = {component: _graph(folder, config, component) for component in Component}
-    files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if is_file(p)}
+    files = package_files(folder)
     model = config["model"]
     options = model["decoder"].get("session_options", {}).get("provider_options", [])
     stated = Provider.CUDA if "cuda" in json.dumps(options).lower() else Provider.CPU

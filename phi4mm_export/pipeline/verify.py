@@ -14,7 +14,7 @@ from phi4mm_export.checks.claims import Claims, FaultKind, FileFault, read_claim
 from phi4mm_export.checks.files import compare_files, shown_name
 from phi4mm_export.errors import ExitCode, PackageError, UsageError, some
 from phi4mm_export.package.lock_file import LockFile, lock_bytes, lock_of, read_lock
-from phi4mm_export.package.manifest import MANIFEST_FILE, Manifest
+from phi4mm_export.package.manifest import MANIFEST_FILE, SUMS_FILE, Manifest
 from phi4mm_export.package.scan import EntryKind, scan
 from phi4mm_export.package.signing import SignatureMismatchError, check_signature, sign_package
 from phi4mm_export.spec.on_disk import found_at, is_folder
@@ -25,9 +25,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The verdict. `files` and `nbytes` count what the manifest lists; `tolerated` are extra files that it allows;
-    `signed` is True after a signature was checked or made; `written` are the lock and the signature that were
-    written, as they were named."""
+    """The verdict. `files` and `nbytes` count what the manifest lists and its own two files; `tolerated` are extra
+    files that it allows; `signed` is True after a signature was checked or made; `written` are the lock and the
+    signature that were written, as they were named."""
 
     package: str
     package_digest: str
@@ -105,6 +105,7 @@ def verify(
     faults += [] if lock is None else _against_lock(lock, claims.manifest)
     if sealed is not None and public_key is not None and sign is None:
         faults += _signature(folder, sealed, Path(public_key))
+    own = [(folder / name).stat().st_size for name in (MANIFEST_FILE, SUMS_FILE) if (folder / name).is_file()]
     manifest, done, written = claims.manifest, not faults, []
     if write_lock is not None and manifest is not None and done:
         _replace(Path(write_lock), lock_bytes(lock_of(manifest)))
@@ -117,8 +118,8 @@ def verify(
         package=folder.resolve().name,
         package_digest=manifest.package_digest if manifest else "",
         recipe_digest=manifest.recipe_digest if manifest else "",
-        files=len(claims.files),
-        nbytes=sum(max(size, 0) for size, _ in claims.files.values()),
+        files=len(claims.files) + len(own),
+        nbytes=sum(max(size, 0) for size, _ in claims.files.values()) + sum(own),
         faults=tuple(faults),
         tolerated=tuple(map(shown_name, tolerated)),
         lock=Path(expect).name if expect is not None else "",

@@ -14,6 +14,8 @@ END_OF_TEXT = "<|endoftext|>"
 """199999 in the real tokenizer: begin, end and padding of a sequence."""
 END_OF_TURN = "<|end|>"
 """200020 in the real tokenizer: the end of one message of a conversation."""
+PUBLISHED_IDS: Mapping[str, int] = {END_OF_TEXT: 199999, END_OF_TURN: 200020}
+"""The two end tokens as the published tokenizer numbers them."""
 IMAGE_PLACEHOLDER = "<|endoftext10|>"
 AUDIO_PLACEHOLDER = "<|endoftext11|>"
 PLACEHOLDERS: Mapping[str, int] = {IMAGE_PLACEHOLDER: IMAGE_TOKEN_ID, AUDIO_PLACEHOLDER: AUDIO_TOKEN_ID}

