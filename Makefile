@@ -20,13 +20,14 @@ PYTEST_ARGS ?=
 OFFLINE := not reference and not shared and not gpu
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-reference check format test quick demo test-reference test-shared test-shared-full goldens lock clean
+.PHONY: help setup setup-reference check format test quick demo repro repro-short test-reference test-shared test-shared-full goldens lock clean
 
 help:
 	@echo "make demo              synthetic checkpoint -> package -> text from an image and an audio clip, with parity"
 	@echo "make test              the whole test suite: no torch, no network"
 	@echo "make quick             unit, fault and command line tests"
-	@echo "make check             ruff, mypy --strict, import-linter, file and function length"
+	@echo "make check             ruff, mypy --strict, import-linter, lengths, arithmetic that differs between machines"
+	@echo "make repro             the same bytes under every condition this machine can play; repro-short in CI"
 	@echo "make test-reference    derive the stored goldens again from PyTorch and compare live (installs torch apart)"
 	@echo "make test-shared       tests against a ../shared folder, where there is one; test-shared-full runs all of them"
 	@echo "make goldens           write tests/goldens again from the PyTorch reference"
@@ -49,6 +50,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/check_lengths.py
+	$(BIN)/python scripts/check_exactness.py
 
 format: setup
 	$(BIN)/ruff format phi4mm_export tests scripts examples
@@ -61,6 +63,12 @@ quick: setup
 
 demo: setup
 	$(BIN)/python scripts/demo.py
+
+repro: setup
+	$(BIN)/python scripts/repro.py
+
+repro-short: setup
+	$(BIN)/python scripts/repro.py --short
 
 test-reference: setup-reference
 	$(REFBIN)/python -m pytest -m "reference and not shared and not gpu" $(PYTEST_ARGS)

@@ -6,6 +6,7 @@ element type and the shape of its result. Source: ONNX Runtime, docs/ContribOper
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,7 +115,7 @@ def group_query_attention(
         kv_num_heads=num_kv_heads,
         do_rotary=1,
         rotary_interleaved=0,
-        scale=float(head_dim) ** -0.5,
+        scale=1.0 / math.sqrt(head_dim),
     )
     batch, length = dims_of(qkv)[:2]
     set_type(out, dtype_of(qkv), [batch, length, num_heads * head_dim])

@@ -16,6 +16,7 @@ from phi4mm_export.quant.rtn import round_to_nearest
 from phi4mm_export.quant.settings import QuantSettings
 from phi4mm_export.quant.sites import Site
 from phi4mm_export.quant.stages import Streams, plan_stages
+from phi4mm_export.weights.exact import exact_product
 
 LOW_BITS, HIGH_BITS = 4, 8
 
@@ -83,5 +84,5 @@ def _squared_error(site: Site, graph: Graph, grid: Grid, seen: Moments | None) -
     gap = round_to_nearest(weight, grid).values() - wide
     if seen is None:
         return float(np.add.reduce(gap * gap, axis=None) / np.add.reduce(wide * wide, axis=None))
-    energy = np.add.reduce(wide * (seen.hessian @ wide), axis=None)
-    return float(np.add.reduce(gap * (seen.hessian @ gap), axis=None) / energy) if energy > 0 else 0.0
+    energy = np.add.reduce(wide * exact_product(seen.hessian, wide), axis=None)
+    return float(np.add.reduce(gap * exact_product(seen.hessian, gap), axis=None) / energy) if energy > 0 else 0.0
