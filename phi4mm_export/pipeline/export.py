@@ -34,6 +34,7 @@ from phi4mm_export.spec.genai import CONFIG_FILE
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.on_disk import home_expanded
 from phi4mm_export.spec.recipe import LoraForm, Recipe
+from phi4mm_export.weights.self_test import check_arithmetic
 
 SIDE_NBYTES = 48 << 20
 """Room kept for graph files, tokenizer and configs beside the data files."""
@@ -104,6 +105,7 @@ def export(
     Raises CheckpointError for an unusable checkpoint or adapter, PackageError when the result would break the
     contract, UsageError and SystemLimitError as their names say. After an error nothing stands under `output`.
     """
+    check_arithmetic()
     chosen, how = recipe or Recipe.resolve(), settings or ExportSettings()
     target = home_expanded(output).absolute()
     check_target(target, overwrite=how.overwrite)
