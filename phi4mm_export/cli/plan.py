@@ -7,7 +7,7 @@ Example: phi4mm plan microsoft/Phi-4-multimodal-instruct --precision int4 --ram 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phi4mm_export.cli import export_options as options
-from phi4mm_export.cli import render
+from phi4mm_export.cli import plan_build, render
 from phi4mm_export.cli.choices import adapter_paths, adapter_role, provider_of
 from phi4mm_export.cli.options import MANIFEST_NAMES, JsonFlag
-from phi4mm_export.spec.contract import PackageLayout
+from phi4mm_export.spec.contract import PackageLayout, Provider
+from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.recipe import LoraForm, Precision
 from phi4mm_export.spec.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from phi4mm_export.pipeline.plan import PlanReport
+    from phi4mm_export.pipeline.plan import PlanReport, PlanSettings
     from phi4mm_export.pipeline.plan_fit import Candidate
 
 Option = typer.Option
@@ -31,6 +32,7 @@ Size = Annotated[str | None, Option(metavar="SIZE", help="Memory to judge agains
 
 
 def command(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="Checkpoint folder, package folder, or hub id.")],
     max_length: options.MaxLength = None,
     ep: Annotated[str | None, Option(help="Provider: cpu or cuda; of a package, the one it names.")] = None,
@@ -56,15 +58,21 @@ def command(
     errors: Annotated[
         Path | None, Option(metavar="FILE", help="JSON: error by recipe (int4, or int4/int8/fp16/gated), for --fit.")
     ] = None,
+    recipe_name: plan_build.RecipeName = None,
+    calibration: plan_build.Samples = None,
+    key: plan_build.Key = False,
+    check_disk: plan_build.CheckDisk = None,
     json: JsonFlag = False,
 ) -> None:
     from phi4mm_export.pipeline.plan import PlanSettings, plan
     from phi4mm_export.pipeline.plan_memory import Workload
+    from phi4mm_export.pipeline.plan_source import is_package
     from phi4mm_export.spec.recipe import Recipe
 
+    build = plan_build.build_recipe(recipe_name)
     settings = PlanSettings(
         workload=Workload(prompt_tokens, crops, seconds),
-        max_length=max_length,
+        max_length=max_length or plan_build.length_of(build),
         provider=provider_of(ep) if ep else None,
         vram=parse_bytes(vram, where="--vram") if vram else None,
         ram=parse_bytes(ram, where="--ram") if ram else None,
@@ -73,42 +81,79 @@ def command(
     )
     provider = provider_of(ep or "cpu")
     paths = adapter_paths(adapter_path, adapter)
+    choices: dict[str, Any] = {
+        "precision": precision,
+        "encoder_precision": Precision(encoder_precision) if encoder_precision else None,
+        "embedding_precision": embedding_precision,
+        "lora_precision": lora_precision, "block_size": block_size, "accuracy_level": accuracy_level,
+        "lora": lora, "adapter": adapter_role(adapter), "layout": layout, "full_logits": full_logits,
+    }  # fmt: skip
+    given = {name: value for name, value in choices.items() if _is_given(ctx, name)}
+    _refuse_idle(fit, errors, budgets=bool(vram or ram), both=bool(build and given))
     if fit is not None:
-        from phi4mm_export.pipeline.plan_fit import fit as search
-
-        found = search(
-            model,
-            parse_bytes(fit, where="--fit"),
-            provider=provider,
-            adapter_paths=paths,
-            errors=_errors(errors),
-            settings=settings,
-        )
-        if json:
-            render.document([{"label": one.label, **asdict(one)} for one in found])
-        else:
-            _show(_fit_lines(found, fit))
+        _search(model, fit, provider, given, paths, errors, settings, json=json)
         return
-    recipe = Recipe.resolve(
-        provider=provider,
-        precision=precision,
-        encoder_precision=Precision(encoder_precision) if encoder_precision else None,
-        embedding_precision=embedding_precision,
-        lora_precision=lora_precision,
-        block_size=block_size,
-        accuracy_level=accuracy_level,
-        lora=lora,
-        adapter=adapter_role(adapter),
-        layout=layout,
-        full_logits=full_logits,
-    )
-    report = plan(model, recipe=recipe, adapter_named=adapter is not None, adapter_paths=paths, settings=settings)
+    recipe, named = Recipe.resolve(provider=provider, **choices), adapter is not None
+    if build is not None:
+        recipe, named = build.export.recipe(), build.export.adapter is not None
+    if key:
+        plan_build.show_key(model, recipe, build, calibration, revision, paths, json=json)
+        return
+    wanted = recipe if given or build or not is_package(model) else None
+    report = plan(model, recipe=wanted, adapter_named=named, adapter_paths=paths, settings=settings)
     for line in report.warnings:
         render.warning(line)
+    room = plan_build.room_of(report, check_disk, model, build, recipe)
     if json:
-        render.document(as_json(report))
+        render.document(as_json(report) | ({"disk": asdict(room)} if room else {}))
     else:
         _show(_lines(report))
+    plan_build.judge_room(room, check_disk, quiet=json)
+    report.raise_for_budget(length_asked=max_length is not None)
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether a parameter was typed, not filled in from its default."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse_idle(fit: str | None, errors: Path | None, *, budgets: bool, both: bool) -> None:
+    """Raise UsageError for options that would change nothing."""
+    from phi4mm_export.errors import UsageError
+
+    if fit is None and errors is not None:
+        raise UsageError("figures are used by a search only", where="--errors", fix="add --fit SIZE, or leave them out")
+    if fit is not None and budgets:
+        raise UsageError("a search has one budget, that of --fit", where="--vram, --ram", fix="leave these two out")
+    if both:
+        raise UsageError("a recipe settles what --precision, --lora and the like choose", where="--recipe",
+                         fix="leave one side out")  # fmt: skip
+
+
+def _search(
+    model: str,
+    budget: str,
+    provider: Provider,
+    given: Mapping[str, Any],
+    paths: Mapping[Role, Path],
+    errors: Path | None,
+    settings: PlanSettings,
+    *,
+    json: bool,
+) -> None:
+    from phi4mm_export.pipeline.plan_fit import check_labels
+    from phi4mm_export.pipeline.plan_fit import fit as search
+
+    nbytes, figures = parse_bytes(budget, where="--fit"), _errors(errors)
+    check_labels(figures, where=str(errors))
+    found = search(
+        model, nbytes, provider=provider, given=given, adapter_paths=paths, errors=figures, settings=settings
+    )
+    if json:
+        render.document([{"label": one.label, **asdict(one)} for one in found])
+    else:
+        _show(_fit_lines(found, budget))
 
 
 def as_json(report: PlanReport) -> dict[str, Any]:
@@ -178,7 +223,7 @@ def _lines(report: PlanReport) -> Iterator[str]:
 
 
 def _fit_lines(found: tuple[Candidate, ...], budget: str) -> Iterator[str]:
-    yield f"{len(found)} recipes run in {budget}; * is on the frontier of size, context and accuracy"
+    yield f"{len(found)} recipes run in {budget}; * is on the frontier of size, context, modes and accuracy"
     yield "  decoder/table/encoders/adapters        data files    max_length   error"
     for one in found:
         mark = "*" if one.on_frontier else " "

@@ -13,6 +13,7 @@ from typing import Any
 
 from phi4mm_export.checkpoint.digests import input_files
 from phi4mm_export.checkpoint.open import Checkpoint
+from phi4mm_export.errors import SystemLimitError, UsageError
 from phi4mm_export.package.footprint import (
     GraphWeights,
     audio_dims,
@@ -33,6 +34,7 @@ from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.footprint import DecoderDims
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.recipe import Recipe
+from phi4mm_export.spec.sizes import format_bytes
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,22 @@ class PlanReport:
         """Bytes of all files."""
         return sum(file.nbytes for file in self.files)
 
+    def raise_for_budget(self, *, length_asked: bool) -> None:
+        """Raise SystemLimitError for a budget that holds no length that would do.
+
+        length_asked: max_length was asked for, so only that one does; else any that has room for the prompt.
+        """
+        for verdict in self.verdicts:
+            most = verdict.largest_max_length
+            if verdict.fits or (not length_asked and most >= self.run.prompt_tokens):
+                continue
+            raise SystemLimitError(
+                f"{format_bytes(verdict.needed)} are needed with max_length {self.run.max_length:,}, found "
+                f"{format_bytes(verdict.budget)}; the largest max_length that fits is {most:,}",
+                where=f"--{verdict.kind}",
+                fix=f"pass --max-length {most}" if most >= self.run.prompt_tokens else "plan for a smaller request",
+            )
+
 
 def plan(
     path: str | Path,
@@ -95,12 +113,19 @@ def plan(
 ) -> PlanReport:
     """Plan the export of a checkpoint (folder, folder with config.json alone, or hub id), or the running of a package.
 
-    recipe, adapter_named, adapter_paths: as for `export`; a package has its recipe behind it, so they are left unread.
-    Raises UsageError for a path that is neither, CheckpointError and PackageError for what cannot be read.
+    recipe, adapter_named, adapter_paths: as for `export`; a package has its recipe behind it and takes none of them.
+    Raises UsageError for a path that is neither and for a recipe beside a package, CheckpointError and PackageError
+    for what cannot be read.
     """
     how = settings or PlanSettings()
     package = read_package(path, how.provider)
     if package is not None:
+        if recipe is not None or adapter_paths:
+            raise UsageError(
+                "expected a checkpoint beside options that choose a recipe, found a package, whose recipe is settled",
+                where=str(path),
+                fix="leave the options out, or name the checkpoint",
+            )
         dims = RunDims(
             decoder_dims(package.config, package.graphs[Component.DECODER]),
             vision_dims(package.graphs[Component.VISION]),
@@ -178,6 +203,9 @@ def _report(
     for label, budget, on_device in (("vram", how.vram, True), ("ram", how.ram, False)):
         if budget is not None:
             verdicts.append(_verdict(label, budget, listed, dims, how.workload, max_length, on_device=on_device))
+    if how.workload.prompt_tokens > max_length:
+        remark = f"a prompt of {how.workload.prompt_tokens:,} tokens does not fit a max_length of {max_length:,}"
+        warnings = (*warnings, remark)
     return PlanReport(kind, name, recipe, files, listed, export, run, tuple(verdicts), warnings)
 
 

@@ -99,10 +99,15 @@ class PackageHeads:
     arena_released: bool
 
 
+def is_package(path: str | Path) -> bool:
+    """Whether a genai_config.json lies there."""
+    return is_file(home_expanded(path) / GENAI_FILE)
+
+
 def read_package(path: str | Path, provider: Provider | None) -> PackageHeads | None:
     """The package at `path`; None where there is no genai_config.json. Raises PackageError for a broken one."""
     folder = home_expanded(path)
-    if not is_file(folder / GENAI_FILE):
+    if not is_package(folder):
         return None
     config = read_json(folder / GENAI_FILE, error=PackageError)
     graphs = {component: _graph(folder, config, component) for component in Component}

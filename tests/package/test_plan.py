@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from support.full_size import write_full_size
 from typer.testing import CliRunner, Result
 
 from phi4mm_export.cli.app import app
-from phi4mm_export.errors import PackageError, UsageError
+from phi4mm_export.errors import PackageError, SystemLimitError, UsageError
 from phi4mm_export.pipeline.plan import PlanReport, PlanSettings, plan
 from phi4mm_export.pipeline.plan_fit import fit
 from phi4mm_export.pipeline.plan_memory import Workload
@@ -134,7 +135,104 @@ def test_a_search_lists_only_recipes_that_run_and_marks_the_frontier(tiny_checkp
     assert best.precision == Precision.INT4
     dominated = [c for c in everything if c.precision == "int8" and c.embedding_precision == "int4"]
     assert dominated
-    assert fit(tiny_checkpoint, 100 << 20, settings=settings) == ()
+
+
+def test_a_budget_that_holds_no_recipe_is_exit_6_with_both_numbers(tiny_checkpoint: Path) -> None:
+    with pytest.raises(SystemLimitError, match=r"none of 48 recipes runs in 100\.0 MiB .* needs \d+\.\d MiB"):
+        fit(tiny_checkpoint, 100 << 20, settings=PlanSettings(workload=Workload(64, 2, 1.0)))
+    result = _run(tiny_checkpoint, "--fit", "60MiB")
+    assert (result.exit_code, result.stdout) == (6, "")
+    assert "60.0 MiB" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--precision", "fp32"), {"precision": "fp32"}),
+        (("--lora", "branch"), {"lora": "branch"}),
+        (("--embedding-precision", "int8"), {"embedding_precision": "int8"}),
+        (("--encoder-precision", "fp16", "--precision", "int4"), {"encoder_precision": "fp16", "precision": "int4"}),
+    ],
+)
+def test_recipe_options_fix_their_part_of_a_search(
+    tiny_checkpoint: Path, options: tuple[str, ...], part: dict[str, str]
+) -> None:
+    found = json.loads(_run(tiny_checkpoint, "--fit", "64GiB", "--prompt-tokens", "16", *options, "--json").stdout)
+    assert 1 < len(found) < 48
+    assert all({key: one[key] for key in part} == part for one in found)
+
+
+def test_options_that_change_the_weights_change_the_sizes_of_a_search(tiny_checkpoint: Path) -> None:
+    settings = PlanSettings(workload=Workload(16, 0, 0))
+    given = {"precision": Precision.INT4, "lora": LoraForm.GATED}
+    plain = fit(tiny_checkpoint, 64 << 30, given=given, settings=settings)
+    wide = fit(tiny_checkpoint, 64 << 30, given=given | {"lora_precision": Precision.FP32}, settings=settings)
+    assert [one.label for one in plain] == [one.label for one in wide]
+    assert all(a.data_nbytes < b.data_nbytes for a, b in zip(plain, wide, strict=True))
+
+
+def test_a_search_leaves_out_merges_of_an_adapter_that_is_not_there(tiny_native: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "speech-only"
+    shutil.copytree(tiny_native, alone, ignore=shutil.ignore_patterns("vision-lora"))
+    found = fit(alone, 64 << 30, settings=PlanSettings(workload=Workload(16, 0, 0)))
+    assert {one.lora for one in found} == {"gated"}
+
+
+def test_only_recipes_with_room_for_the_asked_length_are_listed(tiny_checkpoint: Path) -> None:
+    workload = Workload(16, 0, 0)
+    short = fit(tiny_checkpoint, 260 << 20, settings=PlanSettings(workload=workload))
+    longer = fit(tiny_checkpoint, 260 << 20, settings=PlanSettings(workload=workload, max_length=100_000))
+    assert {one.label for one in longer} == {one.label for one in short if one.max_length >= 100_000}
+    assert len(longer) < len(short)
+
+
+@pytest.mark.parametrize("label", ["int5", "int4/int8/fp16/gate", "int8/fp16"])
+def test_an_unknown_label_is_refused_with_the_nearest_known_one(
+    tiny_checkpoint: Path, tmp_path: Path, label: str
+) -> None:
+    (tmp_path / "errors.json").write_text(json.dumps({label: 0.1}))
+    result = _run(tiny_checkpoint, "--fit", "4GiB", "--errors", tmp_path / "errors.json")
+    assert result.exit_code == 2
+    assert repr(label) in result.stderr
+    assert "did you mean int" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--errors", "figures.json"), "--errors"),
+        (("--fit", "4GiB", "--ram", "4GiB"), "--ram"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(
+    tiny_checkpoint: Path, options: tuple[str, ...], words: str
+) -> None:
+    result = _run(tiny_checkpoint, *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_recipe_options_beside_a_package_are_refused(gated_package: Path) -> None:
+    result = _run(gated_package, "--precision", "int4")
+    assert result.exit_code == 2
+    assert "whose recipe is settled" in result.stderr
+    with pytest.raises(UsageError, match="settled"):
+        plan(gated_package, recipe=Recipe.resolve())
+
+
+def test_a_length_beyond_the_budget_is_exit_6_with_the_largest_that_fits(tiny_checkpoint: Path) -> None:
+    budget, request = "500MiB", ("--prompt-tokens", "16", "--crops", "0", "--seconds", "0")
+    free = _run(tiny_checkpoint, "--precision", "fp32", *request, "--ram", "300MiB")
+    asked = _run(tiny_checkpoint, "--precision", "fp32", *request, "--ram", "300MiB", "--max-length", "131072")
+    roomy = _run(tiny_checkpoint, *request, "--ram", budget, "--max-length", "131072")
+    assert (free.exit_code, asked.exit_code, roomy.exit_code) == (0, 6, 0)
+    assert "the largest max_length that fits is" in asked.stderr
+    assert "the largest max_length that fits is" in free.stdout
+
+
+def test_a_prompt_longer_than_the_length_is_pointed_out(tiny_checkpoint: Path) -> None:
+    report = plan(tiny_checkpoint, settings=PlanSettings(max_length=1024))
+    assert report.warnings == ("a prompt of 3,344 tokens does not fit a max_length of 1,024",)
 
 
 def test_error_figures_replace_bits_as_the_measure_of_accuracy(tiny_checkpoint: Path) -> None:
