@@ -10,14 +10,15 @@ from phi4mm_export.errors import CheckpointError
 
 LARGEST_PIECE_NBYTES = 16 << 20
 """Most bytes of one piece of a comparison or scan."""
-_BF16_EXPONENT = np.uint16(0x7F80)
-"""The eight exponent bits, all set in infinities and NaNs."""
+_EXPONENT_BITS = {DType.BF16.numpy: np.uint16(0x7F80), DType.F16.numpy: np.uint16(0x7C00)}
+"""Of the 16-bit types: all set in infinities and NaNs, and in nothing else."""
 
 
 def count_non_finite(array: Array) -> int:
     """How many values are NaN or infinite."""
-    if array.dtype == DType.BF16.numpy:  # by exponent bits: ten times faster than ml_dtypes' own isfinite
-        return int(np.count_nonzero((array.view(np.uint16) & _BF16_EXPONENT) == _BF16_EXPONENT))
+    exponent = _EXPONENT_BITS.get(array.dtype)
+    if exponent is not None:  # ten times faster than isfinite of numpy and ml_dtypes
+        return int(np.count_nonzero((array.view(np.uint16) & exponent) == exponent))
     return int(array.size - np.count_nonzero(np.isfinite(array)))
 
 

@@ -54,11 +54,13 @@ def test_dense_rows_are_rounded_to_the_nearest_float16() -> None:
     assert np.array_equal(_all(stream), rows.values.astype(np.float16))
 
 
-def test_a_transposed_weight_comes_out_contiguous() -> None:
-    rows = _matrix()
-    (out,) = dense_stream(TensorSpec("w", ir.DataType.FLOAT, (4, 6)), rows, transposed=True).compute(0, 1)
+@pytest.mark.parametrize("kind", [ir.DataType.FLOAT, ir.DataType.FLOAT16])
+@pytest.mark.parametrize(("height", "width"), [(6, 4), (16, 33), (37, 5), (1, 3), (3, 1)])
+def test_a_transposed_weight_comes_out_contiguous(height: int, width: int, kind: ir.DataType) -> None:
+    rows = _matrix(height, width)
+    (out,) = dense_stream(TensorSpec("w", kind, (width, height)), rows, transposed=True).compute(0, 1)
     assert out.flags.c_contiguous
-    assert np.array_equal(out, rows.values.T)
+    assert np.array_equal(out, rows.values.T.astype(kind.numpy()))
 
 
 def test_a_value_beyond_float16_is_refused_by_tensor_and_value_and_never_becomes_infinity() -> None:
