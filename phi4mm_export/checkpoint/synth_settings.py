@@ -266,7 +266,7 @@ def _parse(pair: str) -> tuple[str, Any]:
         raise UsageError(f"expected key=value, found {pair!r}", where="--set", fix="for example: --set shards=5")
     try:
         return key, json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return key, text
 
 

@@ -22,12 +22,17 @@ MAX_PROMPT_NBYTES = 16 << 20
 
 
 def command(
-    package: Annotated[Path, typer.Argument(help="Package folder.", show_default=False)],
+    package: Annotated[Path, typer.Argument(metavar="PACKAGE", help="Package folder.", show_default=False)],
     prompt: Annotated[
-        str, typer.Option("--prompt", "-p", help="The text; @FILE reads it from a file, - from standard input.")
+        str,
+        typer.Option(
+            "--prompt", "-p", metavar="TEXT", help="The text; @FILE reads it from a file, - from standard input."
+        ),
     ],
-    image: Annotated[list[Path] | None, typer.Option("--image", help="A picture; repeatable.")] = None,
-    audio: Annotated[list[Path] | None, typer.Option("--audio", help="A sound file; repeatable.")] = None,
+    image: Annotated[list[Path] | None, typer.Option("--image", metavar="FILE", help="A picture; repeatable.")] = None,
+    audio: Annotated[
+        list[Path] | None, typer.Option("--audio", metavar="FILE", help="A sound file; repeatable.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens of the answer.")] = 256,
     max_length: Annotated[
         int | None,
@@ -35,15 +40,13 @@ def command(
     ] = None,
     ep: Annotated[Provider | None, typer.Option("--ep", help="Provider in place of the package's own.")] = None,
     device: Annotated[int, typer.Option("--device", help="CUDA device; only 0 works.")] = 0,
-    system: Annotated[str | None, typer.Option("--system", help="System text before the prompt.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="System text before the prompt.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without chat format.")] = False,
     json: JsonFlag = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Generate text from a prompt, images and audio with ONNX Runtime GenAI.
-
-    Example: phi4mm run PACKAGE --prompt "What is shown?" --image page.png
-    """
     from phi4mm_export.pipeline.run import run
 
     result = run(
@@ -85,8 +88,9 @@ def read_prompt(value: str) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_PROMPT_NBYTES + 1)
-    except OSError as err:
-        raise UsageError(f"the prompt file cannot be read: {err.strerror}", where=str(path)) from err
+    except (OSError, ValueError) as err:  # ValueError: a name that no file can have
+        reason = err.strerror if isinstance(err, OSError) else "no file can have this name"
+        raise UsageError(f"the prompt file cannot be read: {reason}", where=str(path)) from err
     return _decode(data, str(path))
 
 

@@ -237,7 +237,7 @@ def owner_of(folder: Path) -> dict[str, Any]:
     """The record of a claim's holder; empty when there is none."""
     try:
         record = json.loads((folder / OWNER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 

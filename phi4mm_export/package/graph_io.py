@@ -94,14 +94,15 @@ def load_graph(path: Path, *, where: str | None = None, error: type[Phi4mmError]
 
     place = where or path.name
     try:
-        if exists(path) and not is_folder(path) and not is_file(path):
-            raise error("the graph is no plain file", where=place, fix="put the ONNX file there")
+        if not is_file(path):  # a pipe would be waited for
+            what = "the graph is no plain file" if exists(path) and not is_folder(path) else "the graph file is missing"
+            raise error(what, where=place, fix="put the ONNX file there")
         with path.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
                 raise error("found a Git LFS pointer, expected an ONNX model", where=place, fix="run: git lfs pull")
             file.seek(0)
             model = onnx.load(file, load_external_data=False)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as err:
+    except FileNotFoundError as err:
         raise error("the graph file is missing", where=place) from err
     except DecodeError as err:
         raise error(

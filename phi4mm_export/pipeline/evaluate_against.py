@@ -3,7 +3,6 @@ differs between the two sides before any graph runs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -109,8 +108,8 @@ def _refuse_another_model(package: RunPackage, floats: RunPackage) -> None:
 
 def _stated_recipe(package: RunPackage) -> dict[str, Any]:
     try:
-        recipe = json.loads((package.path / MANIFEST_FILE).read_bytes()).get("recipe", {})
-    except (OSError, ValueError, AttributeError):
+        recipe = read_object(package.path / MANIFEST_FILE, error=PackageError).get("recipe")
+    except (PackageError, OSError):
         return {}
     return recipe if isinstance(recipe, dict) else {}
 

@@ -152,7 +152,7 @@ def export(
         origin = replace(origin, inputs=opened.digests(digests.result()))
         files += write_manifest(folder, export_manifest(plan, files, origin, settings_json(how)))
         if borrowed or set(plan.recipe.components) == set(Component):
-            check_staged(folder, plan.recipe.provider)
+            check_staged(folder, plan.recipe.provider, borrowed=from_package)
     return _report(target, plan, checkpoint, configs, tuple(files), dry_run=False)
 
 
@@ -171,18 +171,22 @@ def default_jobs() -> int:
     return max(1, min(MAX_JOBS, os.cpu_count() or 1))
 
 
-def check_staged(folder: Path, provider: Provider) -> None:
+def check_staged(folder: Path, provider: Provider, *, borrowed: Path | None = None) -> None:
     """Judge the finished folder before it is published.
 
-    Raises PackageError with the first findings: such a package must never appear under the target's name.
+    borrowed: the package from which a part of it comes. Raises PackageError with the first findings: such a package
+    must never appear under the target's name.
     """
     report = validate(folder, provider=provider)
     if not report.ok:
         faults = [f"{finding.where}: {finding.what}" for finding in report.errors]
+        foreign = borrowed is not None and not validate(borrowed, provider=provider).ok
         raise PackageError(
-            f"the exported package breaks its own contract in {len(faults)} places: {some(faults, 3)}",
+            f"the exported package would break its contract in {len(faults)} places: {some(faults, 3)}",
             where=folder.name,
-            fix="this is a bug of phi4mm: please report it",
+            fix="repair the package given as --from-package first: phi4mm validate says what is wrong with it"
+            if foreign
+            else "this is a bug of phi4mm: please report it",
         )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from phi4mm_export.checkpoint.synth import plan_checkpoint, write_checkpoint
 from phi4mm_export.checkpoint.synth_settings import Size, SynthSettings, WeightStyle, settings_of
-from phi4mm_export.errors import UsageError
+from phi4mm_export.errors import CheckpointError, UsageError
 from phi4mm_export.package.publish import staged
+from phi4mm_export.spec.json_text import read_object
 from phi4mm_export.spec.model import Layout
 from phi4mm_export.spec.on_disk import is_file
 
@@ -86,7 +86,7 @@ def _check_replaceable(out: Path) -> None:
 
 def _is_checkpoint(folder: Path) -> bool:
     try:
-        config = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_object(folder / MARKER)
+    except (CheckpointError, OSError):
         return False
-    return isinstance(config, dict) and config.get("model_type") in MODEL_TYPES
+    return config.get("model_type") in MODEL_TYPES
