@@ -5,6 +5,7 @@ A traceback is shown only with PHI4MM_DEBUG=1.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -14,7 +15,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from phi4mm_export.cli import interrupts, render
-from phi4mm_export.errors import ExitCode, Phi4mmError
+from phi4mm_export.cli.help import HelpfulCommand
+from phi4mm_export.errors import ExitCode, Phi4mmError, UsageError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # command: (module in phi4mm_export.cli, one-line help)
@@ -57,8 +59,10 @@ class LazyGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, typer.TyperException):
+        except (typer.Exit, typer.Abort):
             raise
+        except typer.TyperException as err:
+            return _leave(_as_usage_error(err), ExitCode.USAGE)
         except Phi4mmError as err:
             return _leave(err, err.exit_code)
         except KeyboardInterrupt as err:
@@ -74,11 +78,21 @@ class LazyGroup(TyperGroup):
 def _load(name: str) -> TyperCommand:
     module = importlib.import_module(f"phi4mm_export.cli.{COMMANDS[name][0]}")
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, help=module.__doc__)(module.command)
+    single.command(name, cls=HelpfulCommand, help=module.__doc__)(module.command)
     command = typer.main.get_command(single)
     if not isinstance(command, TyperCommand):
         raise TypeError(f"phi4mm_export.cli.{name} does not define one command")
     return command
+
+
+def _as_usage_error(err: typer.TyperException) -> UsageError:
+    """What Typer found wrong with the words of a command, in our form."""
+    what = str(getattr(err, "format_message", lambda: err)()).strip().removesuffix(".")
+    context = getattr(err, "ctx", None)
+    path = context.command_path if context is not None else "phi4mm"
+    word = what.partition("No such command ")[2].strip("'")
+    near = difflib.get_close_matches(word, COMMANDS, 1) if word else []
+    return UsageError(" ".join(what.split()), fix=f"did you mean {near[0]}?" if near else f"see {path} --help")
 
 
 def _leave(err: BaseException, code: ExitCode) -> None:
@@ -112,6 +126,6 @@ def main() -> None:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     interrupts.install()
     try:
-        sys.exit(app())
+        sys.exit(app(prog_name="phi4mm"))
     finally:
         interrupts.ignore()

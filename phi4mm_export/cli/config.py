@@ -15,16 +15,22 @@ from phi4mm_export.cli.options import JsonFlag
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="Checkpoint folder; only its small JSON files are read.")],
-    package: Annotated[Path, typer.Option("--package", help="Folder with the graphs; the files are written there.")],
-    ep: Annotated[str, typer.Option("--ep", "--provider", help="Execution provider: cpu or cuda.")] = "cpu",
+    model: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder; only its small JSON files are read.")],
+    package: Annotated[
+        Path, typer.Option("--package", metavar="DIR", help="Folder with the graphs; the files are written there.")
+    ],
+    ep: Annotated[str, typer.Option("--ep", "--provider", metavar="cpu|cuda", help="Execution provider.")] = "cpu",
     device_id: Annotated[int, typer.Option("--device-id", help="CUDA device; only 0 is possible.")] = 0,
     max_length: Annotated[
         int | None, typer.Option("--max-length", help="Most tokens of prompt and answer; default the context length.")
     ] = None,
     memory_budget: Annotated[
         str | None,
-        typer.Option("--memory-budget", help="Memory for the key-value cache, such as 8GiB; picks the largest length."),
+        typer.Option(
+            "--memory-budget",
+            metavar="SIZE",
+            help="Memory for the key-value cache, such as 8GiB; picks the largest length.",
+        ),
     ] = None,
     release_arena: Annotated[
         bool, typer.Option("--release-arena", help="Give the towers' memory back after each image or clip.")

@@ -1,4 +1,4 @@
-"""Say what differs between two packages or graphs: files, contract, nodes, attributes, constants, values, codes.
+"""Say what differs between two packages or ONNX files: files, contract, nodes, attributes, constants, values, codes.
 
 With one path, print it as canonical text (git's textconv).
 
@@ -29,7 +29,7 @@ MOST_SHOWN = 100
 
 
 def command(
-    a: Annotated[Path, typer.Argument(help="Package folder, .onnx or .json file.", metavar="A")],
+    a: Annotated[Path, typer.Argument(help="Package folder, ONNX file or JSON file.", metavar="A")],
     b: Annotated[
         Path | None, typer.Argument(help="What to compare it with; without it A is printed.", metavar="B")
     ] = None,

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def command(
-    package: Annotated[Path, typer.Argument(help="Folder of anybody's package.")],
+    package: Annotated[Path, typer.Argument(metavar="PACKAGE", help="Folder of anybody's package.")],
     fix: Annotated[
         Path | None,
-        typer.Option("--fix", metavar="OUT", help="Write a corrected copy of the package into this folder."),
+        typer.Option("--fix", metavar="DIR", help="Write a corrected copy of the package into this folder."),
     ] = None,
     overwrite: Overwrite = False,
     report_format: Format = None,

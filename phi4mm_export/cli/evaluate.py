@@ -22,9 +22,12 @@ SOURCE = "PATH|GLOB|LIST|ZIP"
 
 
 def command(
-    package: Annotated[Path, typer.Argument(help="Package folder to judge.", show_default=False)],
+    package: Annotated[Path, typer.Argument(metavar="PACKAGE", help="Package folder to judge.", show_default=False)],
     against: Annotated[
-        str, typer.Option("--against", help="A float package, or the checkpoint (folder or hub id).", metavar="FLOAT")
+        str,
+        typer.Option(
+            "--against", help="A float package, or the checkpoint (folder or hub id).", metavar="PACKAGE|CHECKPOINT"
+        ),
     ],
     images: Annotated[
         list[str] | None, typer.Option("--images", help="Pictures, one request each; repeatable.", metavar=SOURCE)
@@ -36,11 +39,16 @@ def command(
         list[str] | None, typer.Option("--prompts", help="Prompts (.txt, .jsonl) with their media.", metavar=SOURCE)
     ] = None,
     text: Annotated[
-        list[Path] | None, typer.Option("--text", help="Plain text whose likelihood is measured; repeatable.")
+        list[Path] | None,
+        typer.Option("--text", metavar="FILE", help="Plain text whose likelihood is measured; repeatable."),
     ] = None,
-    fields: Annotated[Path | None, typer.Option(help="JSON: expected field values by request.")] = None,
-    references: Annotated[Path | None, typer.Option(help="JSON: transcripts by request, for WER and CER.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write evaluation.json and index.html there.")] = None,
+    fields: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON: expected field values by request.")] = None,
+    references: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON: transcripts by request, for WER and CER.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write evaluation.json and index.html there.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing report.")] = False,
     blame: Annotated[
         bool, typer.Option("--blame", help="Say which graph and layer loses the answer (loads both models).")
@@ -54,7 +62,9 @@ def command(
     seed: Annotated[int, typer.Option(help="Which files --num-samples takes; draws the built-in requests.")] = 0,
     ep: Annotated[Provider, typer.Option("--ep", help="Provider that runs both packages.")] = Provider.CPU,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of each session.")] = None,
-    work_dir: Annotated[Path | None, typer.Option("--work-dir", help="Where the temporary folder goes.")] = None,
+    work_dir: Annotated[
+        Path | None, typer.Option("--work-dir", metavar="DIR", help="Where the temporary folder goes.")
+    ] = None,
     json: JsonFlag = False,
     quiet: Quiet = False,
 ) -> None:

@@ -1,8 +1,10 @@
 """Turn a checkpoint into a package that ONNX Runtime GenAI runs.
 
-MODEL is a folder or a hub id (revision with --revision). Weights are streamed: memory stays small at any size.
+CHECKPOINT is a folder or a hub id (revision with --revision). Weights are streamed: memory stays small at any size.
 
 Example: phi4mm export microsoft/Phi-4-multimodal-instruct -o phi4mm-int8 --precision int8 --lora gated
+
+Example: phi4mm export ./checkpoint -o my-package --adapter-path vision=./my-vision-adapter
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from phi4mm_export.spec.recipe import LoraForm, Precision
 
 Option = typer.Option
 
-Model = Annotated[str, typer.Argument(help="Folder of a checkpoint, or a hub id.")]
+Model = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Folder of a checkpoint, or a hub id.")]
 Components = Annotated[list[Component] | None, Option("--component", help="Only these graphs; repeatable.")]
-Ep = Annotated[str, Option(help="Execution provider: cpu or cuda. The float type follows it.")]
+Ep = Annotated[str, Option(metavar="cpu|cuda", help="Execution provider. The float type follows it.")]
 DecoderPrecision = Annotated[Precision, Option(help="Decoder weights.")]
 EncoderWeights = Annotated[EncoderPrecision | None, Option(help="Vision and speech weights.")]
 TableWeights = Annotated[Precision | None, Option(help="Token table.")]
@@ -32,15 +32,19 @@ FileLayout = Annotated[PackageLayout, Option(help="File names: as published, or 
 FromPackage = Annotated[
     Path | None, Option(metavar="DIR", help="Take what is not exported from this package, unchanged.")
 ]
-MaxLength = Annotated[int | None, Option(help="search.max_length; default the context length.")]
+MaxLength = Annotated[int | None, Option(help="Most tokens of prompt and answer; default the context length.")]
 MemoryBudget = Annotated[
     str | None, Option(metavar="SIZE", help="Largest max_length whose cache fits, for example 4GiB.")
 ]
-FullLogits = Annotated[bool, Option(help="Logits of every position, not only the last.")]
+FullLogits = Annotated[bool, Option("--full-logits", help="Logits of every position, not only the last.")]
 HeadChoice = Annotated[Head | None, Option(help="Which head counts when a tied one is also stored.")]
-ReleaseArena = Annotated[bool, Option(help="Give the encoders' memory back after each of their runs.")]
-OriginalAudioLimit = Annotated[bool, Option(help="Cut clips at 30 s, as the runtime does by default.")]
-Revision = Annotated[str | None, Option(help="Commit, branch or tag of a hub id.")]
+ReleaseArena = Annotated[
+    bool, Option("--release-arena", help="Give the encoders' memory back after each of their runs.")
+]
+OriginalAudioLimit = Annotated[
+    bool, Option("--original-audio-limit", help="Cut clips at 30 s, as the runtime does by default.")
+]
+Revision = Annotated[str | None, Option(metavar="REVISION", help="Commit, branch or tag of a hub id.")]
 Stream = Annotated[
     bool, Option("--stream/--no-stream", help="Read a hub model in ranges, with no copy of its weights on disk.")
 ]
@@ -51,4 +55,4 @@ Jobs = Annotated[int | None, Option(min=1, help="Threads; never changes a byte."
 WorkDir = Annotated[
     Path | None, Option(metavar="DIR", help="Keep finished weights here after an error, and use them again.")
 ]
-DryRun = Annotated[bool, Option(help="Say what would be written, and stop.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Say what would be written, and stop.")]

@@ -1,4 +1,4 @@
-"""Say what a checkpoint, a package or an .onnx file is: layout, adapters, precisions, sizes, contract, orphaned bytes.
+"""Say what a checkpoint, a package or an ONNX file is: layout, adapters, precisions, sizes, contract, orphaned bytes.
 
 Example: phi4mm inspect ./package --json
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="Checkpoint folder, package folder or .onnx file.")],
+    path: Annotated[Path, typer.Argument(metavar="CHECKPOINT|PACKAGE|FILE", help="Folder, or an ONNX file.")],
     json_output: JsonFlag = False,
 ) -> None:
     from phi4mm_export.pipeline.inspect import inspect

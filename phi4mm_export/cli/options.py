@@ -30,7 +30,7 @@ Format = Annotated[
         help="text (default), json (as --json), or github: annotations and the step's summary.",
     ),
 ]
-Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; twice for debugging detail.")]
+Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Say more.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.")]
 Overwrite = Annotated[
     bool,
@@ -38,7 +38,9 @@ Overwrite = Annotated[
         "--overwrite", "--force", help="Replace an existing package in one step when the new one is complete."
     ),
 ]
-OutputDir = Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist yet.")]
+OutputDir = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write; it must not exist yet.")
+]
 
 
 def chosen_format(asked: ReportFormat | None, *, json: bool) -> ReportFormat:

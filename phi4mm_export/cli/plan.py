@@ -1,6 +1,6 @@
 """Say what an export will write and what the package takes to make and to run, from headers alone.
 
-MODEL is a checkpoint folder, a folder with config.json alone, a hub id, or a package.
+CHECKPOINT is a folder, a folder with config.json alone, or a hub id.
 
 Example: phi4mm plan microsoft/Phi-4-multimodal-instruct --precision int4 --ram 8GiB --prompt-tokens 3344 --crops 5
 """
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from phi4mm_export.pipeline.plan_fit import Candidate
 
 Option = typer.Option
-Size = Annotated[str | None, Option(metavar="SIZE", help="Memory to judge against, for example 12GiB.")]
 
 
 def command(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="Checkpoint folder, package folder, or hub id.")],
+    model: Annotated[str, typer.Argument(metavar="CHECKPOINT|PACKAGE", help="Folder, or hub id.")],
     max_length: options.MaxLength = None,
-    ep: Annotated[str | None, Option(help="Provider: cpu or cuda; of a package, the one it names.")] = None,
-    vram: Size = None,
-    ram: Size = None,
+    ep: Annotated[str | None, Option(metavar="cpu|cuda", help="Provider; of a package, the one it names.")] = None,
+    vram: Annotated[
+        str | None, Option(metavar="SIZE", help="Memory of the GPU to judge by, for example 12GiB.")
+    ] = None,
+    ram: Annotated[str | None, Option(metavar="SIZE", help="Memory of the host to judge by, for example 8GiB.")] = None,
     prompt_tokens: Annotated[int, Option(min=1, help="Tokens of the prompt, placeholders included.")] = 3344,
     crops: Annotated[int, Option(min=0, help="Crops of all images, each image's global one included.")] = 5,
     seconds: Annotated[float, Option(min=0, help="Seconds of audio.")] = 30.0,

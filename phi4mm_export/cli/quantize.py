@@ -1,8 +1,8 @@
-"""Quantize one graph of a package, or a plain .onnx file, to 4 or 8 bits, calibrated on real inputs and judged.
+"""Quantize one graph of a package, or a plain ONNX file, to 4 or 8 bits, calibrated on real inputs and judged.
 
-SOURCE is a package folder (the result is a whole new package) or an .onnx file whose constant weights sit in MatMul or
-Gemm. GPTQ calibrates on --calibration: pictures for the vision graph, clips for speech, prompts for the decoder, .npz
-files (keys = graph inputs) for a plain file. Every 8th sample is left out first and must come out better than rounding.
+Of a package folder the result is a whole new package; of a plain file every constant weight of MatMul and Gemm counts.
+GPTQ calibrates on --calibration: pictures for the vision graph, clips for speech, prompts for the decoder, .npz files
+(keys = graph inputs) for a plain file. Every 8th sample is left out first and must come out better than rounding.
 
 Example: phi4mm quantize phi4mm-fp32 -o phi4mm-vision4 --method gptq --calibration pages/
 

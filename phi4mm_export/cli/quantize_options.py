@@ -10,8 +10,12 @@ import typer
 from phi4mm_export.cli.choices import QuantEngine, QuantMethod, QuantOrder
 from phi4mm_export.spec.contract import Component
 
-Source = Annotated[Path, typer.Argument(help="Package folder or .onnx file.", show_default=False)]
-Output = Annotated[Path, typer.Option("--output", "-o", help="Package folder or .onnx file to write.")]
+Source = Annotated[
+    Path, typer.Argument(metavar="PACKAGE|FILE", help="Package folder or ONNX file.", show_default=False)
+]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR|FILE", help="Package folder or ONNX file to write.")
+]
 Method = Annotated[QuantMethod, typer.Option(help="How codes are chosen; k_quant and hqq with --engine onnxruntime.")]
 WhichGraph = Annotated[Component | None, typer.Option(help="Graph of the package; default vision.", show_default=False)]
 Bits = Annotated[int, typer.Option(help="4 or 8.")]
@@ -39,7 +43,7 @@ Include = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Only th
 AccuracyLevel = Annotated[
     int | None, typer.Option(help="0 to 4; default 4 for a decoder on the CPU, else 0.", show_default=False)
 ]
-Budget = Annotated[str | None, typer.Option(metavar="BYTES", help="What all weights may take; spare bytes buy 8 bits.")]
+Budget = Annotated[str | None, typer.Option(metavar="SIZE", help="What all weights may take; spare bytes buy 8 bits.")]
 Seed = Annotated[int, typer.Option(help="Chooses samples, and draws the builtin ones.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Layers at once; never changes a byte.")]
 Engine = Annotated[QuantEngine, typer.Option(help="Who quantizes.")]

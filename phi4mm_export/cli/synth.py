@@ -17,7 +17,7 @@ from phi4mm_export.spec.model import Layout
 
 
 def command(
-    out: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; it must not exist yet.")],
     size: Annotated[
         Size, typer.Option(help="tiny: 56 MB, for tests; oracle: 107 MB; full: the real sizes, 11 GB.")
     ] = Size.TINY,

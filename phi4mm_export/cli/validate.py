@@ -23,15 +23,13 @@ LEVELS = {
 
 
 def command(
-    package: Annotated[Path, typer.Argument(help="Folder with genai_config.json and the graphs.")],
+    package: Annotated[Path, typer.Argument(metavar="PACKAGE", help="Folder with genai_config.json and the graphs.")],
     contract: Annotated[
         str, typer.Option(help="auto, official, gated, mobius, or the path of a contract file.", metavar="NAME|FILE")
     ] = "auto",
     reference: Annotated[
         str | None,
-        typer.Option(
-            help="Checkpoint (folder or hub id): compare every graph with PyTorch, mode by mode.", metavar="MODEL"
-        ),
+        typer.Option(help="Folder or hub id: compare every graph with PyTorch, mode by mode.", metavar="CHECKPOINT"),
     ] = None,
     adapter_path: Annotated[
         list[str] | None,
@@ -39,7 +37,9 @@ def command(
     ] = None,
     provider: Annotated[
         str | None,
-        typer.Option("--ep", help="cpu or cuda: whose kernels are looked for. [default: what the config asks for]"),
+        typer.Option(
+            "--ep", metavar="cpu|cuda", help="Whose kernels are looked for; default: what the config asks for."
+        ),
     ] = None,
     tensors: Annotated[
         bool, typer.Option("--tensors", help="List every tensor of the contract, not only the faults.")

@@ -21,7 +21,7 @@ MOST_DIGITS = 16
 
 
 def command(
-    package: Annotated[Path, typer.Argument(help="Folder with phi4mm.json.")],
+    package: Annotated[Path, typer.Argument(metavar="PACKAGE", help="Folder with phi4mm.json.")],
     expect: Annotated[
         Path | None, typer.Option(metavar="LOCK", help="Lock file that pins recipe, inputs and every file.")
     ] = None,
