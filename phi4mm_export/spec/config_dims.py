@@ -267,15 +267,19 @@ def vision_dims(dims: Dimensions) -> VisionDims:
 
 
 def _vision_layers(dims: Dimensions, width: int) -> int:
-    """Depth of the tower, the unused last layer included, even where a saver dropped it."""
+    """Depth of the tower, the unused last layer included, even where a saver dropped it.
+
+    What is stored decides where the tower is whole: with its post_layernorm or head, neither of which is ever used.
+    """
     layers = _TOWER + "encoder.layers.{i}."
     stored = dims.counted(layers)
     section = dims.config.section("vision_config")
     key = "num_hidden_layers"
     stated = section.integer(key) if section.get(key) is not None else None
-    if stated is None and dims.layout is Layout.ORIGINAL and width == ORIGINAL_SIGLIP_WIDTH:
-        stated = ORIGINAL_SIGLIP_LAYERS
     unused_stored = any(name.startswith((_TOWER + "post_layernorm.", _TOWER + "head.")) for name in dims.shapes)
+    original_tower = dims.layout is Layout.ORIGINAL and width == ORIGINAL_SIGLIP_WIDTH
+    if stated is None and original_tower and (stored == ORIGINAL_SIGLIP_LAYERS - 1 or not unused_stored):
+        stated = ORIGINAL_SIGLIP_LAYERS
     if stored is None:
         path = f"vision_config.{key}"
         return dims.read(Dim("num_layers", path, path, layers, default=ORIGINAL_SIGLIP_LAYERS))
