@@ -21,6 +21,8 @@ from phi4mm_export.errors import ExitCode, Phi4mmError, UsageError
 COMMANDS: dict[str, tuple[str, str]] = {
     # command: (module in phi4mm_export.cli, one-line help)
     "export": ("export", "Turn a checkpoint into a package that ONNX Runtime GenAI runs."),
+    "build": ("build", "Build a package by a recipe: export, quantize, judge, describe."),
+    "rebuild": ("rebuild", "Build a package again as it records it, and compare every byte."),
     "quantize": ("quantize", "Quantize a graph to 4 or 8 bits, calibrated and judged."),
     "config": ("config", "Write the configuration files for graphs that already stand in a folder."),
     "validate": ("validate", "Judge a package: contract, config, kernels, parity."),
