@@ -46,15 +46,18 @@ _HUB_ID = re.compile(rf"{_PART}/{_PART}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def resolve_model(text: str) -> Path | str:
+def resolve_model(text: str, *, revision: str | None = None) -> Path | str:
     """What a MODEL argument means: an existing folder as a Path, else a hub id `OWNER/NAME` as text.
 
     A folder always wins. Raises UsageError, without looking at the network, for a file and for anything that
     reads like a path: absolute, starting with `.` or `~`, with a backslash, a trailing slash, more or fewer than one
-    slash, or below a folder that exists.
+    slash, or below a folder that exists; and for a `revision` of a folder, which has none.
     """
     for candidate in (Path(text), _home_expanded(text)):
         if text and is_folder(candidate):
+            if revision is not None:
+                where = f"--revision {revision}"
+                raise UsageError("expected a hub id, found a folder", where=where, fix="leave --revision out")
             return candidate
     if text and exists(Path(text)):
         raise UsageError("expected a checkpoint folder or a hub id, found a file", where=text, fix="pass its folder")

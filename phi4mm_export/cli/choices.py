@@ -7,7 +7,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from phi4mm_export.errors import UsageError
-from phi4mm_export.spec.contract import Provider
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.on_disk import is_folder
 
@@ -32,17 +31,6 @@ class Head(StrEnum):
 
     STORED = "stored"
     TIED = "tied"
-
-
-def provider_of(name: str) -> Provider:
-    """A provider by any spelling the runtime takes. Raises UsageError naming the known ones."""
-    from phi4mm_export.spec.phi4mm_config import PROVIDER_NAMES
-
-    found = PROVIDER_NAMES.get(name.lower())
-    if found is None:
-        known = "cpu, cuda, CPUExecutionProvider, CUDAExecutionProvider"
-        raise UsageError(f"expected one of {known}, found {name!r}", where="--ep")
-    return found
 
 
 def adapter_role(name: AdapterName | None) -> Role | None:

@@ -1,5 +1,7 @@
 """Write genai_config.json, vision_processor.json and speech_processor.json for graphs that already stand in a folder.
 
+The runtime's names are mapped to the graphs' own; what cannot be mapped is said.
+
 Example: phi4mm config Phi-4-multimodal-instruct --package somebodys-graphs --memory-budget 8GiB
 """
 
@@ -10,38 +12,29 @@ from typing import Annotated
 
 import typer
 
+from phi4mm_export.cli import export_options as options
 from phi4mm_export.cli import render
-from phi4mm_export.cli.options import JsonFlag
+from phi4mm_export.cli.options import JsonFlag, Quiet
 
 
 def command(
-    model: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder; only its small JSON files are read.")],
+    model: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="Folder, or hub id; only its small JSON files are read.")
+    ],
     package: Annotated[
         Path, typer.Option("--package", metavar="DIR", help="Folder with the graphs; the files are written there.")
     ],
     ep: Annotated[str, typer.Option("--ep", "--provider", metavar="cpu|cuda", help="Execution provider.")] = "cpu",
     device_id: Annotated[int, typer.Option("--device-id", help="CUDA device; only 0 is possible.")] = 0,
-    max_length: Annotated[
-        int | None, typer.Option("--max-length", help="Most tokens of prompt and answer; default the context length.")
-    ] = None,
-    memory_budget: Annotated[
-        str | None,
-        typer.Option(
-            "--memory-budget",
-            metavar="SIZE",
-            help="Memory for the key-value cache, such as 8GiB; picks the largest length.",
-        ),
-    ] = None,
-    release_arena: Annotated[
-        bool, typer.Option("--release-arena", help="Give the towers' memory back after each image or clip.")
-    ] = False,
-    original_audio_limit: Annotated[
-        bool, typer.Option("--original-audio-limit", help="Cut clips after 30 s, as the runtime does by default.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written; write nothing.")] = False,
+    max_length: options.MaxLength = None,
+    memory_budget: options.MemoryBudget = None,
+    release_arena: options.ReleaseArena = False,
+    original_audio_limit: options.OriginalAudioLimit = False,
+    revision: options.Revision = None,
+    dry_run: options.DryRun = False,
     json: JsonFlag = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Map the runtime's names to the graphs' own, and say what cannot be mapped."""
     from phi4mm_export.pipeline.config import config
     from phi4mm_export.spec.phi4mm_config import parse_provider
     from phi4mm_export.spec.sizes import format_bytes, parse_bytes
@@ -49,6 +42,7 @@ def command(
     result = config(
         model,
         package,
+        revision=revision,
         provider=parse_provider(ep),
         device_id=device_id,
         max_length=max_length,
@@ -72,8 +66,9 @@ def command(
             }
         )
         return
-    for warning in result.warnings:
-        render.warning(warning)
+    render.warnings(result.warnings, quiet=quiet)
+    if quiet:
+        return
     for component, file in result.graphs.items():
         render.text(f"{component:<10} {file}")
     for key, name in result.renamed.items():

@@ -12,13 +12,13 @@ import typer
 
 from phi4mm_export.cli import render
 from phi4mm_export.cli.options import JsonFlag, Quiet
-from phi4mm_export.spec.contract import Provider
 
 if TYPE_CHECKING:
     from phi4mm_export.checks.evaluation import Blame, Evaluation
     from phi4mm_export.checks.fidelity import TokenFigures
 
 SOURCE = "PATH|GLOB|LIST|ZIP"
+Sources = list[str] | None
 
 
 def command(
@@ -30,13 +30,11 @@ def command(
         ),
     ],
     images: Annotated[
-        list[str] | None, typer.Option("--images", help="Pictures, one request each; repeatable.", metavar=SOURCE)
+        Sources, typer.Option("--images", metavar=SOURCE, help="Pictures, one request each; repeatable.")
     ] = None,
-    audio: Annotated[
-        list[str] | None, typer.Option("--audio", help="Sounds, one request each; repeatable.", metavar=SOURCE)
-    ] = None,
+    audio: Annotated[Sources, typer.Option("--audio", metavar=SOURCE, help="Sounds, one each; repeatable.")] = None,
     prompts: Annotated[
-        list[str] | None, typer.Option("--prompts", help="Prompts (.txt, .jsonl) with their media.", metavar=SOURCE)
+        Sources, typer.Option("--prompts", metavar=SOURCE, help="Prompts (.txt, .jsonl) with their media.")
     ] = None,
     text: Annotated[
         list[Path] | None,
@@ -46,9 +44,7 @@ def command(
     references: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON: transcripts by request, for WER and CER.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write evaluation.json and index.html there.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for evaluation.json, index.html.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing report.")] = False,
     blame: Annotated[
         bool, typer.Option("--blame", help="Say which graph and layer loses the answer (loads both models).")
@@ -60,7 +56,7 @@ def command(
     max_text_tokens: Annotated[int, typer.Option("--max-text-tokens", min=2, help="Most tokens of a text.")] = 256,
     num_samples: Annotated[int | None, typer.Option("--num-samples", min=1, help="Most files of each source.")] = None,
     seed: Annotated[int, typer.Option(help="Which files --num-samples takes; draws the built-in requests.")] = 0,
-    ep: Annotated[Provider, typer.Option("--ep", help="Provider that runs both packages.")] = Provider.CPU,
+    ep: Annotated[str, typer.Option("--ep", metavar="cpu|cuda", help="Provider that runs both packages.")] = "cpu",
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of each session.")] = None,
     work_dir: Annotated[
         Path | None, typer.Option("--work-dir", metavar="DIR", help="Where the temporary folder goes.")
@@ -69,6 +65,7 @@ def command(
     quiet: Quiet = False,
 ) -> None:
     from phi4mm_export.pipeline.evaluate import evaluate
+    from phi4mm_export.spec.phi4mm_config import parse_provider
 
     result = evaluate(
         package,
@@ -89,7 +86,7 @@ def command(
         max_text_tokens=max_text_tokens,
         num_samples=num_samples,
         seed=seed,
-        provider=ep,
+        provider=parse_provider(ep),
         threads=threads,
         work_dir=work_dir,
         on_stage=None if quiet or json else render.note,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from phi4mm_export.cli import export_options as options
 from phi4mm_export.cli import render
-from phi4mm_export.cli.choices import adapter_paths, adapter_role, provider_of
+from phi4mm_export.cli.choices import adapter_paths, adapter_role
 from phi4mm_export.cli.options import MANIFEST_NAMES, JsonFlag, OutputDir, Overwrite, Quiet, Verbose
 from phi4mm_export.spec.contract import Component, PackageLayout
 from phi4mm_export.spec.recipe import LoraForm, Precision
@@ -56,11 +56,12 @@ def command(
     verbose: Verbose = 0,
 ) -> None:
     from phi4mm_export.pipeline.export import ExportSettings, export
+    from phi4mm_export.spec.phi4mm_config import parse_provider
     from phi4mm_export.spec.recipe import Recipe
     from phi4mm_export.spec.sizes import parse_bytes
 
     recipe = Recipe.resolve(
-        provider=provider_of(ep),
+        provider=parse_provider(ep),
         precision=precision,
         encoder_precision=Precision(encoder_precision) if encoder_precision else None,
         embedding_precision=embedding_precision,
@@ -103,8 +104,7 @@ def command(
 
 def tell(report: ExportReport, *, json: bool, quiet: bool, verbose: int) -> None:
     """Warnings, then the report in the form that was asked for."""
-    for line in report.warnings:
-        render.warning(line)
+    render.warnings(report.warnings, quiet=quiet or json)
     if json:
         render.document(as_json(report))
     elif not quiet:

@@ -16,8 +16,8 @@ import typer
 
 from phi4mm_export.cli import export_options as options
 from phi4mm_export.cli import plan_build, render
-from phi4mm_export.cli.choices import adapter_paths, adapter_role, provider_of
-from phi4mm_export.cli.options import MANIFEST_NAMES, JsonFlag
+from phi4mm_export.cli.choices import adapter_paths, adapter_role
+from phi4mm_export.cli.options import MANIFEST_NAMES, JsonFlag, Quiet
 from phi4mm_export.spec.contract import PackageLayout, Provider
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.recipe import LoraForm, Precision
@@ -64,29 +64,29 @@ def command(
     key: plan_build.Key = False,
     check_disk: plan_build.CheckDisk = None,
     json: JsonFlag = False,
+    quiet: Quiet = False,
 ) -> None:
     from phi4mm_export.pipeline.plan import PlanSettings, plan
     from phi4mm_export.pipeline.plan_memory import Workload
     from phi4mm_export.pipeline.plan_source import is_package
+    from phi4mm_export.spec.phi4mm_config import parse_provider
     from phi4mm_export.spec.recipe import Recipe
 
     build = plan_build.build_recipe(recipe_name)
     settings = PlanSettings(
         workload=Workload(prompt_tokens, crops, seconds),
         max_length=max_length or plan_build.length_of(build),
-        provider=provider_of(ep) if ep else None,
+        provider=parse_provider(ep) if ep else None,
         vram=parse_bytes(vram, where="--vram") if vram else None,
         ram=parse_bytes(ram, where="--ram") if ram else None,
         revision=revision,
         jobs=jobs,
     )
-    provider = provider_of(ep or "cpu")
-    paths = adapter_paths(adapter_path, adapter)
+    paths, provider = adapter_paths(adapter_path, adapter), parse_provider(ep or "cpu")
     choices: dict[str, Any] = {
-        "precision": precision,
+        "precision": precision, "embedding_precision": embedding_precision, "lora_precision": lora_precision,
         "encoder_precision": Precision(encoder_precision) if encoder_precision else None,
-        "embedding_precision": embedding_precision,
-        "lora_precision": lora_precision, "block_size": block_size, "accuracy_level": accuracy_level,
+        "block_size": block_size, "accuracy_level": accuracy_level,
         "lora": lora, "adapter": adapter_role(adapter), "layout": layout, "full_logits": full_logits,
     }  # fmt: skip
     given = {name: value for name, value in choices.items() if _is_given(ctx, name)}
@@ -102,8 +102,7 @@ def command(
         return
     wanted = recipe if given or build or not is_package(model) else None
     report = plan(model, recipe=wanted, adapter_named=named, adapter_paths=paths, settings=settings)
-    for line in report.warnings:
-        render.warning(line)
+    render.warnings(report.warnings, quiet=quiet or json)
     room = plan_build.room_of(report, check_disk, model, build, recipe)
     if json:
         render.document(as_json(report) | ({"disk": asdict(room)} if room else {}))

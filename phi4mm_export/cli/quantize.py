@@ -97,8 +97,7 @@ def command(
         overwrite=overwrite,
         progress=None if quiet or json else _progress(),
     )
-    for line in report.warnings:
-        render.warning(line)
+    render.warnings(report.warnings, quiet=quiet or json)
     if json:
         render.document(as_json(report))
     elif not quiet:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from phi4mm_export.errors import Phi4mmError
@@ -35,9 +35,10 @@ def note(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def warning(line: str) -> None:
-    """Something the user should know and the command went on after."""
-    print(f"warning: {line}", file=sys.stderr)
+def warnings(lines: Iterable[str], *, quiet: bool) -> None:
+    """What the user should know and the command went on after. quiet: with --quiet, and where a document has them."""
+    for line in () if quiet else lines:
+        print(f"warning: {line}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -13,9 +13,8 @@ from typing import Annotated
 import typer
 
 from phi4mm_export.cli import render
-from phi4mm_export.cli.options import JsonFlag, Verbose
+from phi4mm_export.cli.options import JsonFlag, Quiet, Verbose
 from phi4mm_export.errors import UsageError
-from phi4mm_export.spec.contract import Provider
 
 MAX_PROMPT_NBYTES = 16 << 20
 """More than the longest context can hold."""
@@ -38,16 +37,20 @@ def command(
         int | None,
         typer.Option("--max-length", min=1, help="Most tokens of prompt and answer; default: what the request needs."),
     ] = None,
-    ep: Annotated[Provider | None, typer.Option("--ep", help="Provider in place of the package's own.")] = None,
+    ep: Annotated[
+        str | None, typer.Option("--ep", metavar="cpu|cuda", help="Provider in place of the package's own.")
+    ] = None,
     device: Annotated[int, typer.Option("--device", help="CUDA device; only 0 works.")] = 0,
     system: Annotated[
         str | None, typer.Option("--system", metavar="TEXT", help="System text before the prompt.")
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without chat format.")] = False,
     json: JsonFlag = False,
+    quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
     from phi4mm_export.pipeline.run import run
+    from phi4mm_export.spec.phi4mm_config import parse_provider
 
     result = run(
         package,
@@ -58,7 +61,7 @@ def command(
         raw=raw,
         max_new_tokens=max_new_tokens,
         max_length=max_length,
-        provider=ep,
+        provider=None if ep is None else parse_provider(ep),
         device=device,
         on_text=None if json else render.stream,
     )
@@ -66,8 +69,7 @@ def command(
         render.document(asdict(result))
         return
     render.text()
-    for note in result.notes:
-        render.warning(note)
+    render.warnings(result.notes, quiet=quiet)
     if verbose:
         render.note(
             f"{result.prompt_tokens:,} prompt tokens in {result.prompt_seconds:.2f} s, "

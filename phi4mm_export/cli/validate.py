@@ -12,7 +12,7 @@ import typer
 
 from phi4mm_export.checks.report import Finding, Report, Severity
 from phi4mm_export.cli import github, render
-from phi4mm_export.cli.choices import adapter_paths, provider_of
+from phi4mm_export.cli.choices import adapter_paths
 from phi4mm_export.cli.options import Format, JsonFlag, ReportFormat, chosen_format
 
 LEVELS = {
@@ -49,12 +49,13 @@ def command(
 ) -> None:
     chosen = chosen_format(report_format, json=json_output)
     from phi4mm_export.pipeline.validate import validate
+    from phi4mm_export.spec.phi4mm_config import parse_provider
 
     report = validate(
         package,
         contract,
         reference=reference,
-        provider=None if provider is None else provider_of(provider),
+        provider=None if provider is None else parse_provider(provider),
         adapter_paths=adapter_paths(adapter_path, None),
     )
     if chosen is ReportFormat.GITHUB:

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phi4mm_export.checkpoint.hub import fetch_checkpoint, resolve_model
 from phi4mm_export.errors import PackageError, UsageError, some
 from phi4mm_export.package.cache_names import grows_by_concat
 from phi4mm_export.package.configs import ConfigOptions, runtime_configs
 from phi4mm_export.package.graph_io import GraphIo, graph_io, load_graph
 from phi4mm_export.package.map_graphs import GraphMap, component_of, map_graph, stand_ins
 from phi4mm_export.package.replace import replace_files, with_manifest
-from phi4mm_export.package.tokenizer import REQUIRED_FILES, read_added_tokens
+from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES, read_added_tokens
 from phi4mm_export.spec.config_json import parse_config
 from phi4mm_export.spec.contract import FILE_NAMES, Component, FloatType, PackageLayout, Provider
 from phi4mm_export.spec.genai import CONFIG_FILE
 from phi4mm_export.spec.json_text import parse_object, read_object
 from phi4mm_export.spec.model import ModelConfig, Role
-from phi4mm_export.spec.on_disk import exists, found_at, home_expanded, is_file, is_folder
+from phi4mm_export.spec.on_disk import exists, found_at, is_file, is_folder
 from phi4mm_export.spec.phi4mm_config import ADAPTER_FILES, check_device
 from phi4mm_export.spec.processors import PREPROCESSOR_FILE
 from phi4mm_export.spec.tokens import check_placeholders
@@ -66,9 +67,10 @@ class _Graph:
 
 
 def config(
-    model: Path,
+    model: str | Path,
     package: Path,
     *,
+    revision: str | None = None,
     provider: Provider = Provider.CPU,
     device_id: int = 0,
     max_length: int | None = None,
@@ -79,19 +81,18 @@ def config(
 ) -> ConfigResult:
     """Write genai_config.json, vision_processor.json and speech_processor.json into `package`.
 
-    `model` is a checkpoint's folder, of which only the small JSON files are read. Raises UsageError for folders and
-    options that cannot be used, CheckpointError for the checkpoint's files, PackageError for graphs that are missing,
-    ambiguous, of another model, or that the runtime cannot run under any config, SystemLimitError for the budget.
+    `model` is a checkpoint's folder, or a hub id (with `revision`); only its small JSON files are read, and fetched.
+    Raises UsageError for folders and options that cannot be used, CheckpointError for the checkpoint's files,
+    PackageError for graphs that are missing, ambiguous, of another model, or that the runtime cannot run under any
+    config, SystemLimitError for the budget.
     """
     check_device(device_id)
-    for folder, role in ((model, "checkpoint"), (package, "package")):
-        if not is_folder(folder):
-            found = found_at(folder)
-            raise UsageError(
-                f"expected a {role} folder, found {found}", where=str(folder), fix="pass the folder's path"
-            )
-    dims = read_model_config(model)
-    special = read_added_tokens(model)
+    if not is_folder(package):
+        found = found_at(package)
+        raise UsageError(f"expected a package folder, found {found}", where=str(package), fix="pass the folder's path")
+    checkpoint = _small_files(model, revision)
+    dims = read_model_config(checkpoint)
+    special = read_added_tokens(checkpoint)
     check_placeholders(special, where=REQUIRED_FILES[0])
     graphs, remarks = _choose_graphs(package)
     maps = stand_ins({part: map_graph(part, graph.file, graph.io) for part, graph in graphs.items()})
@@ -110,7 +111,7 @@ def config(
         original_audio_limit=original_audio_limit,
     )
     names = {part: mapped.names for part, mapped in maps.items()}
-    configs = runtime_configs(model, dims, options, special=special, graphs=names, share_cache=share_cache)
+    configs = runtime_configs(checkpoint, dims, options, special=special, graphs=names, share_cache=share_cache)
     chosen = {
         "max_length": max_length,
         "memory_budget": memory_budget,
@@ -121,7 +122,9 @@ def config(
     if not dry_run:
         replace_files(package, files)
     remarks += [str(gap) for mapped in maps.values() for gap in mapped.gaps]
-    remarks += _other_remarks(package, share_cache=share_cache, adapters=adapters, graphs=graphs)
+    remarks += _other_remarks(share_cache=share_cache, adapters=adapters, graphs=graphs)
+    remarks += _float32_on_cuda(decoder, options)
+    remarks += _missing_tokenizer(package, checkpoint)
     return ConfigResult(
         package=package,
         graphs={part: graph.file for part, graph in graphs.items()},
@@ -135,12 +138,14 @@ def config(
     )
 
 
-def _existing_folder(path: Path, role: str) -> Path:
-    for folder in (path, home_expanded(path)):
-        if is_folder(folder):
-            return folder
-    found = found_at(path)
-    raise UsageError(f"expected a {role} folder, found {found}", where=str(path), fix="pass the folder's path")
+def _small_files(model: str | Path, revision: str | None) -> Path:
+    """The folder of a checkpoint's small files. Raises as `resolve_model` and `fetch_checkpoint`."""
+    found = resolve_model(str(model), revision=revision)
+    if isinstance(found, Path):
+        return found
+    from phi4mm_export.checkpoint.remote import SMALL_FILES
+
+    return fetch_checkpoint(found, revision=revision, patterns=SMALL_FILES)
 
 
 def read_model_config(checkpoint: Path) -> ModelConfig:
@@ -294,7 +299,7 @@ def _cache_type(io: GraphIo, mapped: GraphMap) -> FloatType:
 
 
 def _other_remarks(
-    package: Path, *, share_cache: bool, adapters: tuple[Role, ...], graphs: Mapping[Component, _Graph]
+    *, share_cache: bool, adapters: tuple[Role, ...], graphs: Mapping[Component, _Graph]
 ) -> Iterator[str]:
     if not share_cache:
         yield "the decoder's cache grows by Concat: past_present_share_buffer is false, and `rewind_to` will not work"
@@ -303,6 +308,23 @@ def _other_remarks(
     elif graphs[Component.DECODER].io.overridable:
         count = len(graphs[Component.DECODER].io.overridable)
         yield f"{count:,} decoder inputs have default values, which the runtime always uses"
+
+
+def _float32_on_cuda(decoder: _Graph, options: ConfigOptions) -> Iterator[str]:
+    """GroupQueryAttention, which every decoder here holds its cache with, has no float32 kernel on CUDA."""
+    fused = any(node.op_type == "GroupQueryAttention" for node in decoder.model.graph.node)
+    if fused and options.provider is Provider.CUDA and options.float_type is FloatType.FLOAT32:
+        yield (
+            f"{decoder.file}: the decoder computes in float32, for which CUDA has no GroupQueryAttention: the runtime "
+            "will not load it; export with --ep cuda, or write the config with --ep cpu"
+        )
+
+
+def _missing_tokenizer(package: Path, checkpoint: Path) -> Iterator[str]:
+    """Tokenizer files that the checkpoint has, or must have, and the package has not."""
     absent = [name for name in REQUIRED_FILES if not is_file(package / name)]
     if absent:
-        yield f"the package lacks {some(absent)}: copy it from the checkpoint, or the runtime does not start"
+        yield f"the package lacks {some(absent)}: copy them from the checkpoint, or the runtime does not start"
+    others = [name for name in OPTIONAL_FILES if is_file(checkpoint / name) and not is_file(package / name)]
+    if others:
+        yield f"the package lacks {some(others)}, which the checkpoint has: copy them, or prompts may be read otherwise"

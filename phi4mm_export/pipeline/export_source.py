@@ -43,7 +43,7 @@ def open_model(
 
     Raises UsageError for a folder with `stream`, else as `fetch_checkpoint`, `open_checkpoint` and `open_remote`.
     """
-    found = resolve_model(str(model))
+    found = resolve_model(str(model), revision=revision)
     if isinstance(found, Path) and stream:
         raise UsageError("expected a hub id, found a folder", where=f"--stream {model}", fix="leave --stream out")
     if isinstance(found, str) and stream:

@@ -53,7 +53,7 @@ def open_for_plan(
 
     Raises UsageError for anything else, CheckpointError as `open_checkpoint`.
     """
-    found = resolve_model(str(path))
+    found = resolve_model(str(path), revision=revision)
     if isinstance(found, str):
         from phi4mm_export.checkpoint.remote import open_remote
 

@@ -158,8 +158,43 @@ def test_a_package_without_speech_is_configured_for_text_and_images(checkpoint: 
     assert "no speech graph" in result.stderr
 
 
-def test_a_missing_tokenizer_is_mentioned(checkpoint: Path, package: Path) -> None:
-    assert "tokenizer.json" in run(checkpoint, package).stderr
+def test_missing_tokenizer_files_are_mentioned_with_what_they_cost(checkpoint: Path, package: Path) -> None:
+    (checkpoint / "chat_template.jinja").write_text("{{ messages }}")
+    required, optional = run(checkpoint, package).stderr.splitlines()
+    assert "lacks tokenizer.json, tokenizer_config.json" in required
+    assert "does not start" in required
+    assert "chat_template.jinja, which the checkpoint has" in optional
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (package / name).write_bytes((checkpoint / name).read_bytes())
+    assert run(checkpoint, package).stderr == ""
+
+
+def test_float32_graphs_for_cuda_are_pointed_out(checkpoint: Path, package: Path) -> None:
+    assert "CUDA has no GroupQueryAttention" in run(checkpoint, package, "--ep", "cuda").stderr
+    assert "GroupQueryAttention" not in run(checkpoint, package, "--ep", "cpu").stderr
+
+
+def test_quiet_prints_nothing_and_json_keeps_warnings_in_the_document(checkpoint: Path, package: Path) -> None:
+    quiet, document = run(checkpoint, package, "-q"), run(checkpoint, package, "--json")
+    assert (quiet.stdout, quiet.stderr, document.stderr) == ("", "", "")
+    assert "tokenizer.json" in json.loads(document.stdout)["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("config.json", (), "expected a checkpoint folder or a hub id, found a file"),
+        (".", ("--revision", "main"), "expected a hub id, found a folder"),
+        ("./missing", (), "there is no such folder"),
+    ],
+)
+def test_what_is_neither_a_folder_nor_a_hub_id_is_refused_in_a_sentence(
+    checkpoint: Path, package: Path, monkeypatch: pytest.MonkeyPatch, model: str, options: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(checkpoint)
+    result = CliRunner().invoke(app, ["config", model, "--package", str(package), *options])
+    assert result.exit_code == 2
+    assert words in result.stderr
 
 
 @pytest.mark.parametrize(

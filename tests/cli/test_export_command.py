@@ -49,6 +49,24 @@ def test_quiet_says_nothing_and_json_is_one_document(tiny_checkpoint: Path, tmp_
     assert document["bytes"] == sum(file["size"] for file in document["files"])
 
 
+@pytest.mark.parametrize("command", ["export", "plan"])
+def test_warnings_are_silent_with_quiet_and_in_the_document_with_json(
+    tiny_checkpoint: Path, tmp_path: Path, command: str
+) -> None:
+    own = ["--dry-run", "-o", str(tmp_path / "p")] if command == "export" else []
+    words = [command, str(tiny_checkpoint), *own, "--lora", "merged"]
+    plain, quiet, document = (CliRunner().invoke(app, [*words, *more]) for more in ((), ("-q",), ("--json",)))
+    assert plain.stderr.startswith("warning: speech and text prompts run with the vision adapter")
+    assert quiet.stderr == document.stderr == ""
+    assert "speech and text prompts" in json.loads(document.stdout)["warnings"][0]
+
+
+def test_a_revision_of_a_folder_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    result = _run(tiny_checkpoint, "-o", tmp_path / "p", "--revision", "main")
+    assert result.exit_code == 2
+    assert "--revision main: expected a hub id, found a folder" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "key", "value"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,3 +116,19 @@ def test_streaming_a_folder_is_a_usage_error(tiny_checkpoint: Path, tmp_path: Pa
     result = CliRunner().invoke(app, ["export", str(tiny_checkpoint), "-o", str(tmp_path / "p"), "--stream"])
     assert result.exit_code == 2
     assert "expected a hub id, found a folder" in result.stderr
+
+
+@pytest.mark.subprocess
+def test_config_takes_a_hub_id_and_fetches_its_small_files_only(
+    tiny_checkpoint: Path, gated_package: Path, tmp_path: Path
+) -> None:
+    package = tmp_path / "p"
+    package.mkdir()
+    for file in gated_package.glob("*.onnx"):
+        shutil.copyfile(file, package / file.name)
+    with serving(Hub(MODEL, tiny_checkpoint)) as hub:
+        done = _stream(hub, tmp_path / "home", "config", MODEL, "--package", package, "-q")
+    assert done.returncode == 0, done.stderr
+    assert (package / "genai_config.json").read_bytes() == (gated_package / "genai_config.json").read_bytes()
+    assert not any(name.endswith(".safetensors") for name in hub.fetched())
+    assert not hub.range_requests
