@@ -1,54 +1,53 @@
 """Compare decoders of the same weights in one run: ours, onnxruntime-genai's model builder's, and transformers'.
 
-    python scripts/bench_decode.py WORK_FOLDER [--layers N] [--precision int8 int4] [--forms none gated branch]
+    python scripts/bench_decode.py WORK_FOLDER [--layers N] [--precision int8 int4] [--forms none gated ...]
 
 A synthetic checkpoint of the real geometry with N layers is made in WORK_FOLDER, its base weights are written again as
 a Phi-3 text checkpoint for the builder, and every candidate runs in onnxruntime with one shared cache. Candidates take
-turns: in each round one prompt of --prompt tokens, and --steps single tokens after it. `prefill x` and `decode x` say
-how many times faster than the builder's graph of the same bits, as the median over rounds of ratios within a round.
-The builder runs at its defaults with blocks of 32 and accuracy level 4; --builder-option adds to its extra options.
-`none` has no adapter at all, `gated` runs in the text mode, `branch` with the vision adapter beside the weights.
-With --sessions N each candidate is loaded N times in rotated order: one pair of sessions cannot resolve 3 percent.
+turns: in each round one prompt of --prompt tokens, and --steps single tokens after it. `prefill x F` and `decode x F`
+say how many times faster than form F of the same bits: the median over rounds of ratios within a round, and of these
+the geometric mean over --sessions, each of which loads every candidate afresh in rotated order (one pair of sessions
+cannot resolve 3 percent).
+
+Ours: `none` without an adapter, `gated` in its text mode, `branch` with the vision adapter beside the weights. The
+builder's, with blocks of 32 and accuracy level 4: `builder` as it is, `builder-apart` with q, k and v apart,
+`builder-lora` with the vision adapter as a branch, as its phi4mm graph has. --logits-prompt N measures the peak of a
+prompt of N tokens with the last position's logits and with all (0: not).
+
+Disk: 2.2 GB per layer pair and form at most; 4 layers with all forms take about 25 GB. Needs the extras cpu and
+reference.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import MIB, Peak, paired_ratio, report, resident, smaps_rollup
+from decode_candidates import BUILDERS, OURS, graph_of
+from measuring import MIB, Peak, Record, add_report_options, paired_ratio, resident, smaps_rollup
 
-from phi4mm_export.checkpoint.open import open_checkpoint
 from phi4mm_export.runtime.ort import import_onnxruntime
 
-PHI4MM = (sys.executable, "-m", "phi4mm_export")
-SMALL_TOWERS = {
-    "vision_hidden_size": 64, "vision_intermediate_size": 64, "vision_num_hidden_layers": 2, "audio_attention_dim": 64,
-    "audio_attention_heads": 4, "audio_linear_units": 64, "audio_num_blocks": 1, "audio_conv_channels": 16,
-}  # fmt: skip
-FORMS = {
-    "none": ("--lora", "merged", "--adapter", "none"),
-    "gated": ("--lora", "gated"),
-    "branch": ("--lora", "branch", "--adapter", "vision"),
-}
-TEXT_FILE = {"ours": "phi-4-mm-text.onnx", "builder": "model.onnx"}
 NUMPY = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+FORMS = ("none", "gated", "branch", *BUILDERS)
+EAGER = "transformers-eager"
 
 
 class Decoder:
     """One graph with a cache of [heads, tokens, head size], which lies in one place as past and present."""
 
-    def __init__(self, path: Path, threads: int, cache: tuple[int, int, int]) -> None:
+    def __init__(self, path: Path, threads: int, cache_shape: tuple[int, int, int]) -> None:
         ort = import_onnxruntime()
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
@@ -58,7 +57,7 @@ class Decoder:
         self.caches = {}
         for name, item in self.inputs.items():
             if name.endswith((".key", ".value")):
-                self.caches[name] = ort.OrtValue.ortvalue_from_numpy(np.zeros((1, *cache), NUMPY[item.type]))
+                self.caches[name] = ort.OrtValue.ortvalue_from_numpy(np.zeros((1, *cache_shape), NUMPY[item.type]))
 
     def bind(self, tokens: int, past: int) -> Any:
         """Inputs and outputs of a run of `tokens` after `past`."""
@@ -87,85 +86,19 @@ class Decoder:
         return bound
 
 
+@dataclass
+class Times:
+    """Seconds of one candidate: per session, per round."""
+
+    prefill: list[list[float]] = field(default_factory=list)
+    decode: list[list[float]] = field(default_factory=list)
+
+
 def cache_shape(args: argparse.Namespace) -> tuple[int, int, int]:
     """Key-value heads, tokens and head size of every candidate's cache."""
     config = json.loads((args.work / "checkpoint" / "config.json").read_text())
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     return int(config["num_key_value_heads"]), args.prompt + 8, int(head_dim)
-
-
-def make_checkpoint(folder: Path, args: argparse.Namespace) -> Path:
-    """The synthetic checkpoint; one that stands there already is used again."""
-    settings = {**SMALL_TOWERS, "num_hidden_layers": args.layers, **dict(pair.split("=") for pair in args.set)}
-    if not folder.exists():
-        words = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        subprocess.run([*PHI4MM, "synth", folder, "--size", "full", *words], check=True, stdout=subprocess.DEVNULL)
-    return folder
-
-
-def write_phi3(checkpoint: Path, folder: Path) -> Path:
-    """The base weights as a Phi-3 text checkpoint, which the model builder and transformers know."""
-    from safetensors.numpy import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with open_checkpoint(checkpoint) as opened:
-        names = [
-            name for name in opened.tensors if name.startswith(("model.layers.", "model.norm.", "model.embed_tokens."))
-        ]
-        save_file(
-            {name: opened.tensors[name].whole() for name in names}, folder / "model.safetensors", {"format": "pt"}
-        )
-        config, rope = opened.config, opened.config.rope
-    document = {
-        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "torch_dtype": "bfloat16",
-        "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads, "vocab_size": config.vocab_size,
-        "rms_norm_eps": config.rms_norm_eps, "tie_word_embeddings": True, "hidden_act": "silu",
-        "max_position_embeddings": rope.max_positions, "rope_theta": rope.theta,
-        "original_max_position_embeddings": rope.original_max_positions,
-        "partial_rotary_factor": rope.rotary_dim / config.head_dim,
-        "rope_scaling": {
-            "type": "longrope", "short_factor": list(rope.short_factor), "long_factor": list(rope.long_factor),
-        },
-        "bos_token_id": 199999, "eos_token_id": 199999, "pad_token_id": 199999,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(document))
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"):
-        shutil.copyfile(checkpoint / name, folder / name)
-    return folder
-
-
-def build_all(args: argparse.Namespace) -> dict[str, Path]:
-    """Every candidate's graph: name -> file. Names are FORM/BITS for ours and builder/BITS."""
-    checkpoint = make_checkpoint(args.work / "checkpoint", args)
-    graphs: dict[str, Path] = {}
-    for precision in args.precision:
-        for form in args.forms:
-            package = args.work / f"{form}-{precision}"
-            if not package.exists():
-                words = ["export", checkpoint, "-o", package, "--component", "decoder", "--precision", precision]
-                words += [*FORMS[form], *args.export_option, "-q"]
-                subprocess.run([*PHI4MM, *map(str, words)], check=True)
-            graphs[f"{form}/{precision}"] = package / TEXT_FILE["ours"]
-        if args.builder:
-            graphs[f"builder/{precision}"] = build_with_builder(checkpoint, args, precision)
-    return graphs
-
-
-def build_with_builder(checkpoint: Path, args: argparse.Namespace, precision: str) -> Path:
-    """onnxruntime-genai's own decoder at its defaults: blocks of 32, accuracy level 4."""
-    work: Path = args.work
-    out = work / f"builder-{precision}"
-    if not out.exists():
-        phi3 = work / "phi3"
-        if not phi3.exists():
-            write_phi3(checkpoint, phi3)
-        words = ["-m", "onnxruntime_genai.models.builder", "-i", phi3, "-o", out, "-p", precision, "-e", "cpu"]
-        words += ["-c", work / "builder-cache", "--extra_options", "exclude_embeds=true"]
-        words += ["accuracy_level=4", "block_size=32", *args.builder_option]
-        subprocess.run([sys.executable, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
-    return out / TEXT_FILE["builder"]
 
 
 def transformers_runs(folder: Path, args: argparse.Namespace) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -183,37 +116,45 @@ def transformers_runs(folder: Path, args: argparse.Namespace) -> tuple[Callable[
         with torch.inference_mode():
             return model(inputs_embeds=embeds, use_cache=True, logits_to_keep=1)
 
-    cache = prefill().past_key_values
+    past = prefill().past_key_values
 
     def step() -> Any:
         with torch.inference_mode():
-            found = model(inputs_embeds=embeds[:, :1], past_key_values=cache, use_cache=True)
-        cache.crop(-1)
+            found = model(inputs_embeds=embeds[:, :1], past_key_values=past, use_cache=True)
+        past.crop(-1)
         return found
 
     return prefill, step
 
 
-def measure(graphs: dict[str, Path], args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Seconds per prompt and per step of every candidate, in rounds; sessions are loaded afresh --sessions times."""
-    times: dict[str, dict[str, list[float]]] = {name: {"prefill": [], "decode": []} for name in graphs}
+def runs_of(path: Path, args: argparse.Namespace) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Prefill and one step of a graph."""
+    decoder = Decoder(path, args.threads, cache_shape(args))
+    run = decoder.session.run_with_iobinding
+    return partial(run, decoder.bind(args.prompt, 0)), partial(run, decoder.bind(1, args.prompt))
+
+
+def measure(graphs: Mapping[str, Path], args: argparse.Namespace) -> dict[str, Times]:
+    """Seconds per prompt and per step of every candidate, in rounds; --sessions times with sessions loaded afresh."""
+    names = [*graphs, *([EAGER] if args.transformers else [])]
+    times = {name: Times() for name in names}
     for number in range(args.sessions):
-        order = rotated(list(graphs), number)
-        decoders = {name: Decoder(graphs[name], args.threads, cache_shape(args)) for name in order}
-        runs = {name: (one, one.bind(args.prompt, 0), one.bind(1, args.prompt)) for name, one in decoders.items()}
-        eager = transformers_runs(args.work / "phi3", args) if args.transformers else None
+        order = rotated(names, number)
+        runs = {
+            name: transformers_runs(args.work / "phi3", args) if name == EAGER else runs_of(graphs[name], args)
+            for name in order
+        }
+        for name in names:
+            times[name].prefill.append([])
+            times[name].decode.append([])
         for turn in range(-1, args.rounds):
             for name in rotated(order, max(turn, 0)):
-                decoder, prompt, step = runs[name]
-                run = decoder.session.run_with_iobinding
-                measured = (clock(partial(run, prompt), 1), clock(partial(run, step), args.steps))
+                prefill, step = runs[name]
+                measured = clock(prefill, 1), clock(step, args.steps)
                 if turn >= 0:
-                    times[name]["prefill"].append(measured[0])
-                    times[name]["decode"].append(measured[1])
-            if eager is not None and turn >= 0:
-                slot = times.setdefault("transformers/eager", {"prefill": [], "decode": []})
-                slot["prefill"].append(clock(eager[0], 1))
-                slot["decode"].append(clock(eager[1], max(1, args.steps // 4)))
+                    times[name].prefill[-1].append(measured[0])
+                    times[name].decode[-1].append(measured[1])
+        print(f"session {number + 1} of {args.sessions} measured", file=sys.stderr, flush=True)
     return times
 
 
@@ -233,20 +174,45 @@ def rotated(names: list[str], by: int) -> list[str]:
     return names[shift:] + names[:shift]
 
 
-def memory(path: Path, args: argparse.Namespace) -> dict[str, float]:
+def speedup(base: list[list[float]], other: list[list[float]]) -> float:
+    """How many times faster `other` is: the geometric mean over sessions of the median over rounds."""
+    logs = [math.log(paired_ratio(a, b)) for a, b in zip(base, other, strict=True)]
+    return math.exp(statistics.mean(logs))
+
+
+def row_of(
+    form: str, measured: Callable[[], tuple[dict[str, Path], dict[str, Times]]], args: argparse.Namespace
+) -> dict[str, Any]:
+    """The figures of one candidate: speed, speed over every reference form, size and memory."""
+    import onnx
+
+    graphs, times = measured()
+    found = times[form]
+    row: dict[str, Any] = {
+        "prefill tokens/s": args.prompt / statistics.median(s for session in found.prefill for s in session),
+        "decode tokens/s": 1 / statistics.median(s for session in found.decode for s in session),
+    }
+    for base in [name for name in ("none", *BUILDERS) if name in times]:
+        row[f"prefill x {base}"] = speedup(times[base].prefill, found.prefill)
+        row[f"decode x {base}"] = speedup(times[base].decode, found.decode)
+    path = graphs.get(form)
+    if path is None:
+        return row
+    row["nodes"] = len(onnx.load(path, load_external_data=False).graph.node)
+    row["bytes"] = sum(p.stat().st_size for p in path.parent.glob(f"{path.name}*"))
+    return row | memory(path, args.prompt, args)
+
+
+def memory(path: Path, prompt: int, args: argparse.Namespace) -> dict[str, float]:
     """Resident memory of one decoder in a process of its own: after loading, and at the peak of one prompt."""
-    words = [
-        __file__,
-        "--memory-of",
-        path,
-        "--prompt",
-        args.memory_prompt or args.prompt,
-        "--threads",
-        args.threads,
-        args.work,
-    ]
+    words = [__file__, "--memory-of", path, "--prompt", prompt, "--threads", args.threads, args.work]
     done = subprocess.run([sys.executable, *map(str, words)], check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
+
+
+def memory_of(form: str, bits: str, args: argparse.Namespace) -> dict[str, float]:
+    """The memory of one form with a prompt of --logits-prompt tokens."""
+    return memory(graph_of(form, bits, args), args.logits_prompt, args)
 
 
 def print_memory(path: Path, args: argparse.Namespace) -> None:
@@ -263,28 +229,28 @@ def print_memory(path: Path, args: argparse.Namespace) -> None:
     print(json.dumps({key: value / MIB for key, value in found.items()}))
 
 
-def rows_of(graphs: dict[str, Path], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row per candidate."""
-    import onnx
+def compare(bits: str, record: Record, args: argparse.Namespace) -> None:
+    """One row per candidate of these bits; all are measured together when a row is missing."""
 
-    times = measure(graphs, args)
-    for name, found in times.items():
-        row: dict[str, Any] = {"decoder": name}
-        base = times.get(f"builder/{name.partition('/')[2]}")
-        row |= {
-            "prefill tokens/s": args.prompt / statistics.median(found["prefill"]),
-            "decode tokens/s": 1 / statistics.median(found["decode"]),
-            "prefill x": paired_ratio(base["prefill"], found["prefill"]) if base else float("nan"),
-            "decode x": paired_ratio(base["decode"], found["decode"]) if base else float("nan"),
-        }
-        path = graphs.get(name)
-        if path is None:
-            row |= {"nodes": 0, "bytes": 0, "loaded anonymous MiB": 0.0, "loaded file MiB": 0.0, "peak MiB": 0.0}
-        else:
-            row["nodes"] = len(onnx.load(path, load_external_data=False).graph.node)
-            row["bytes"] = sum(p.stat().st_size for p in path.parent.glob(f"{path.name}*"))
-            row |= memory(path, args)
-        yield row
+    @cache
+    def measured() -> tuple[dict[str, Path], dict[str, Times]]:
+        graphs = {form: graph_of(form, bits, args) for form in args.forms}
+        return graphs, measure(graphs, args)
+
+    for form in (*args.forms, *([EAGER] if args.transformers else [])):
+        record.row({"decoder": f"{form}/{bits}"}, partial(row_of, form, measured, args))
+
+
+def logits(bits: str, record: Record, args: argparse.Namespace) -> None:
+    """Peak memory of a long prompt, with the last position's logits and with all."""
+    peaks = []
+    for form in ("none", "none-full-logits"):
+        row = record.row(
+            {"logits": OURS[form][-1].removeprefix("--").replace("none", "last-only"), "prompt": args.logits_prompt},
+            partial(memory_of, form, bits, args),
+        )
+        peaks.append(row["peak MiB"])
+    print(f"last-token logits save {(peaks[1] - peaks[0]) / 1024:.2f} GiB", flush=True)
 
 
 def main() -> None:
@@ -294,28 +260,29 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for phi4mm synth")
     parser.add_argument("--precision", nargs="+", default=["int8", "int4"])
-    parser.add_argument("--forms", nargs="+", choices=sorted(FORMS), default=["none", "gated", "branch"])
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     parser.add_argument("--export-option", action="append", default=[], help="added to every export of ours")
     parser.add_argument("--builder-option", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--builder", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--transformers", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--prompt", type=int, default=256)
-    parser.add_argument("--memory-prompt", type=int, help="tokens of the prompt whose peak memory is measured")
+    parser.add_argument("--logits-prompt", type=int, default=0, metavar="TOKENS")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sessions", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", action="store_true")
+    add_report_options(parser)
     parser.add_argument("--memory-of", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory_of is not None:
         print_memory(args.memory_of, args)
         return
     args.work.mkdir(parents=True, exist_ok=True)
-    graphs = build_all(args)
-    facts = {key: getattr(args, key) for key in ("layers", "prompt", "steps", "rounds", "sessions", "threads")}
-    report(list(rows_of(graphs, args)), json_file=args.json, markdown=args.markdown, facts=facts)
+    names = ("layers", "set", "export_option", "builder_option", "prompt", "steps", "rounds", "sessions", "threads")
+    record = Record({name: getattr(args, name) for name in names}, json_file=args.json, markdown=args.markdown)
+    if args.logits_prompt:
+        logits(args.precision[0], record, args)
+    for bits in args.precision:
+        compare(bits, record, args)
 
 
 if __name__ == "__main__":

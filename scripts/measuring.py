@@ -5,13 +5,15 @@ Linux only: memory comes from /proc.
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
+import os
 import statistics
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -119,30 +121,66 @@ def paired_ratio(base: Sequence[float], other: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(base, other, strict=True))
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of the same keys as a Markdown table."""
-    heads = list(rows[0])
-    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---:" for _ in heads) + " |"]
-    lines += ["| " + " | ".join(shown(row[head]) for head in heads) + " |" for row in rows]
-    return "\n".join(lines)
-
-
 def shown(value: object) -> str:
-    """A cell: three digits of a float, groups of an integer."""
+    """A cell: three digits of a float, groups of an integer, a dash for what was not measured."""
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def report(
-    rows: Sequence[Mapping[str, Any]], *, json_file: Path | None, markdown: bool, facts: Mapping[str, Any]
-) -> None:
-    """Print the rows, as a table or line by line, and write them with `facts` to a JSON file."""
-    if json_file is not None:
-        json_file.write_text(json.dumps({**facts, "rows": list(rows)}, indent=2) + "\n")
-    if markdown and rows:
-        print(table(rows))
-    else:
-        for row in rows:
-            print("  ".join(f"{key} {shown(value)}" for key, value in row.items()))
-    sys.stdout.flush()
+def machine() -> dict[str, Any]:
+    """What may be said of the machine: cores and memory."""
+    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
+    return {"cores": os.cpu_count(), "GiB": math.ceil(int(memory.split()[1]) / (1 << 20))}
+
+
+def uncached(paths: Iterable[Path]) -> None:
+    """Drop files from the page cache, as far as the system does: the next read comes from the disk."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class Record:
+    """Rows of a bench: each is printed once measured, and kept in a JSON file from which the same command goes on.
+
+    facts: what the rows were measured with; rows of a file with other facts are dropped.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], *, json_file: Path | None, markdown: bool) -> None:
+        self.facts, self._file, self._markdown = {"machine": machine(), **facts}, json_file, markdown
+        self.rows: list[dict[str, Any]] = []
+        self._heads: list[str] = []
+        if json_file is not None and json_file.exists():
+            kept = json.loads(json_file.read_text())
+            rows = kept.pop("rows", [])
+            self.rows = rows if kept == json.loads(json.dumps(self.facts)) else []
+
+    def row(self, key: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """The row with these key columns, from the file or measured now; printed either way."""
+        found = next((row for row in self.rows if key.items() <= row.items()), None)
+        if found is None:
+            found = {**key, **measure()}
+            self.rows.append(found)
+            if self._file is not None:
+                self._file.write_text(json.dumps({**self.facts, "rows": self.rows}, indent=2) + "\n")
+        self._print(found)
+        return found
+
+    def _print(self, row: Mapping[str, Any]) -> None:
+        if not self._markdown:
+            print("  ".join(f"{key} {shown(value)}" for key, value in row.items()), flush=True)
+            return
+        if self._heads != list(row):
+            self._heads = list(row)
+            print("\n| " + " | ".join(self._heads) + " |\n|" + " ---: |" * len(self._heads))
+        print("| " + " | ".join(shown(value) for value in row.values()) + " |", flush=True)
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """`--json FILE` and `--markdown`."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the rows there, and go on from what it holds")
+    parser.add_argument("--markdown", action="store_true", help="print rows of Markdown tables")
