@@ -38,6 +38,14 @@ Damp = Annotated[float, typer.Option(help="Damping, as a share of the mean diago
 Order = Annotated[QuantOrder, typer.Option(help="Order of the columns; the stored order stays.")]
 Sequential = Annotated[bool, typer.Option(help="Whether later layers see the quantized earlier ones.")]
 BiasCorrection = Annotated[bool, typer.Option(help="Whether mean errors go into the bias.")]
+Rotate = Annotated[
+    bool | None,
+    typer.Option(
+        "--rotate/--no-rotate",
+        help="Whether groups of 64 channels are mixed before each product; default for gptq, except in a decoder.",
+        show_default=False,
+    ),
+]
 Exclude = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these in float; repeatable.")]
 Include = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Only these; repeatable.")]
 AccuracyLevel = Annotated[

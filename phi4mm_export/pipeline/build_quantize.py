@@ -15,7 +15,7 @@ from phi4mm_export.package.room import check_room
 from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.pipeline.build_stages import Stage, Stages, stage_key
 from phi4mm_export.pipeline.export import SIDE_NBYTES, default_jobs
-from phi4mm_export.pipeline.quantize import default_accuracy_level
+from phi4mm_export.pipeline.quantize import default_accuracy_level, default_rotation
 from phi4mm_export.pipeline.quantize_checks import check_graph
 from phi4mm_export.pipeline.quantize_engines import Engine
 from phi4mm_export.pipeline.quantize_gate import Fidelity, GateReport
@@ -148,9 +148,9 @@ def _check_expected(step: QuantizeStep, samples: Samples | None) -> None:
 
 def _settings(step: QuantizeStep, package: RunPackage) -> QuantSettings:
     choices = step.choices
-    level = choices.accuracy_level
+    level, rotate, method = choices.accuracy_level, choices.rotate, Method(choices.method.value)
     return QuantSettings(
-        method=Method(choices.method.value),
+        method=method,
         bits=choices.bits,
         block_size=choices.block,
         symmetric=choices.symmetric,
@@ -158,6 +158,7 @@ def _settings(step: QuantizeStep, package: RunPackage) -> QuantSettings:
         order=Order(choices.order.value),
         sequential=choices.sequential,
         bias_correction=choices.bias_correction,
+        rotate=default_rotation(step.component, method) if rotate is None else rotate,
         exclude=choices.exclude,
         include=choices.include,
         accuracy_level=default_accuracy_level(package, step.component) if level is None else level,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from phi4mm_export.errors import PackageError, UsageError
 from phi4mm_export.pipeline.export import default_jobs
-from phi4mm_export.pipeline.quantize_engines import Engine, check_engine
-from phi4mm_export.pipeline.quantize_gate import DEFAULT_MAX_REL_L2, check_limit
+from phi4mm_export.pipeline.quantize_engines import Engine
+from phi4mm_export.pipeline.quantize_gate import DEFAULT_MAX_REL_L2
 from phi4mm_export.pipeline.quantize_samples import WHAT_GPTQ_NEEDS
 from phi4mm_export.pipeline.quantize_write import Progress, QuantizeReport, Request, SampleChoice, carry_out
 from phi4mm_export.quant.settings import DEFAULT_DAMP, CalibrationReader, Method, Order, QuantSettings
@@ -20,9 +20,8 @@ from phi4mm_export.runtime.package import RunPackage, open_package
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.on_disk import exists, home_expanded, is_folder
 from phi4mm_export.spec.recipe import CPU_ACCURACY_LEVEL, INT4_BLOCK, INT8_BLOCK
-from phi4mm_export.weights.self_test import check_arithmetic
 
-__all__ = ["QuantizeReport", "default_accuracy_level", "quantize"]
+__all__ = ["QuantizeReport", "default_accuracy_level", "default_rotation", "quantize"]
 
 DEFAULT_COMPONENT = Component.VISION
 """The graph that rounding to nearest ruins."""
@@ -48,6 +47,7 @@ def quantize(
     order: Order | str = Order.ACT,
     sequential: bool = True,
     bias_correction: bool = True,
+    rotate: bool | None = None,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
     accuracy_level: int | None = None,
@@ -69,7 +69,6 @@ def quantize(
     Raises UsageError for gptq without samples and every fault of an option or a sample, QualityError when the gate says
     no, CheckpointError for an unusable graph, PackageError for a broken package; then nothing stands under `output`.
     """
-    check_arithmetic()
     choice = SampleChoice(calibration, reader, validation, num_samples, skip_unreadable)
     algorithm, kind = str(getattr(method, "value", method)), _kind_of(method)
     _refuse_missing_samples(kind, choice, statistics)
@@ -83,6 +82,7 @@ def quantize(
         order=Order(order),
         sequential=sequential,
         bias_correction=bias_correction,
+        rotate=default_rotation(part, kind, Engine(engine)) if rotate is None else rotate,
         exclude=tuple(exclude),
         include=tuple(include),
         accuracy_level=default_accuracy_level(package, part) if accuracy_level is None else accuracy_level,
@@ -90,8 +90,6 @@ def quantize(
         seed=seed,
         jobs=jobs or default_jobs(),
     )
-    check_engine(Engine(engine), algorithm, settings)
-    check_limit(max_rel_l2)
     return carry_out(
         Request(
             graph=graph,
@@ -117,6 +115,11 @@ def default_accuracy_level(package: RunPackage | None, component: Component | No
     """4 (products in int8: faster by far at one token) for the decoder of a package for the CPU, else 0."""
     on_cpu = package is not None and Provider.CUDA not in configured_providers(package)
     return CPU_ACCURACY_LEVEL if on_cpu and component is Component.DECODER else 0
+
+
+def default_rotation(component: Component | None, method: Method, engine: Engine = Engine.NATIVE) -> bool:
+    """Whether inputs are rotated before calibrated products: not in a decoder, whose steps are of one token."""
+    return method is Method.GPTQ and engine is Engine.NATIVE and component is not Component.DECODER
 
 
 def _kind_of(method: Method | str) -> Method:

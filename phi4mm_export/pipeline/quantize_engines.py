@@ -64,7 +64,7 @@ def check_engine(engine: Engine, algorithm: str, settings: QuantSettings) -> Non
             where="--engine",
             fix="use --engine native",
         )
-    unheeded: dict[str, object] = {"--budget": settings.budget_nbytes}
+    unheeded: dict[str, object] = {"--budget": settings.budget_nbytes, "--rotate": settings.rotate}
     if engine is Engine.ONNXRUNTIME:
         unheeded |= {"--exclude": settings.exclude, "--include": settings.include}
     given = [option for option, value in unheeded.items() if value]

@@ -20,8 +20,8 @@ from phi4mm_export.package.room import check_room
 from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.pipeline.export import SIDE_NBYTES
 from phi4mm_export.pipeline.quantize_checks import check_graph, check_package
-from phi4mm_export.pipeline.quantize_engines import Engine
-from phi4mm_export.pipeline.quantize_gate import GateReport
+from phi4mm_export.pipeline.quantize_engines import Engine, check_engine
+from phi4mm_export.pipeline.quantize_gate import GateReport, check_limit
 from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress, run_job
 from phi4mm_export.pipeline.quantize_samples import foreign_samples, open_samples, unseen_modes
 from phi4mm_export.quant.settings import CalibrationReader, LayerReport, Method, QuantSettings
@@ -29,6 +29,7 @@ from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.on_disk import exists, is_entry, is_file
+from phi4mm_export.weights.self_test import check_arithmetic
 
 Progress = Callable[[QuantizeProgress], None]
 WORK_NAME = "phi4mm-work"
@@ -100,6 +101,9 @@ class Request:
 
 def carry_out(request: Request) -> QuantizeReport:
     """Quantize, judge and publish. Raises as `quantize`; after an error nothing stands under the target's name."""
+    check_arithmetic()
+    check_engine(request.engine, request.algorithm, request.settings)
+    check_limit(request.max_rel_l2)
     target, package = request.target, request.package
     if package is not None and target.is_relative_to(package.path.resolve()) and target != package.path.resolve():
         raise UsageError("the target lies inside the source package", where=str(target), fix="choose another place")
@@ -142,6 +146,7 @@ def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
         "order": settings.order.value,
         "sequential": settings.sequential,
         "bias_correction": settings.bias_correction,
+        "rotate": settings.rotate,
         "exclude": list(settings.exclude),
         "include": list(settings.include),
         "accuracy_level": settings.accuracy_level,

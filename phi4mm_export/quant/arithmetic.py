@@ -18,6 +18,8 @@ from phi4mm_export.weights.exact import F64, exact_product, integer_bits, to_int
 
 PANEL = 32
 """Rows that are eliminated one by one before a matrix product takes over."""
+STRIPE = 128
+"""Rows of a factor after which all earlier ones are taken into account at once."""
 
 
 class NotPositiveDefiniteError(ArithmeticError):
@@ -61,6 +63,12 @@ PLAIN = Arithmetic(np.matmul, np.matmul)
 EXACT = Arithmetic(two_slice_product, exact_product)
 
 
+def kept_bits(x: F64, bits: int) -> F64:
+    """Each row of x [m, r] rounded to `bits` bits after the point of its largest value."""
+    integers, exponent = to_integers(x, 1, bits)
+    return np.ldexp(integers, exponent - bits)
+
+
 def upper_factor(h: F64, math: Arithmetic) -> F64:
     """V upper triangular with H = V V', for symmetric positive definite H [K, K].
 
@@ -69,43 +77,61 @@ def upper_factor(h: F64, math: Arithmetic) -> F64:
     """
     a = h[::-1, ::-1].copy()
     size = len(a)
-    for start in range(0, size, PANEL):
-        stop = min(start + PANEL, size)
-        if start:
-            a[start:, start:stop] -= math.fine(a[start:, :start], a[start:stop, :start].T)
-        for j in range(start, stop):
-            pivot = float(a[j, j])
-            if not 0 < pivot < np.inf:
-                raise NotPositiveDefiniteError(f"pivot {size - 1 - j} is {pivot:g}")
-            root = np.sqrt(pivot)
-            a[j:, j] /= root
-            a[j + 1 :, j + 1 : stop] -= a[j + 1 :, j, None] * a[j + 1 : stop, j]
+    for begin in range(0, size, STRIPE):
+        end = min(begin + STRIPE, size)
+        if begin:
+            a[begin:, begin:end] -= math.fine(a[begin:, :begin], a[begin:end, :begin].T)
+        for start in range(begin, end, PANEL):
+            stop = min(start + PANEL, end)
+            if start > begin:
+                a[start:, start:stop] -= math.fine(a[start:, begin:start], a[start:stop, begin:start].T)
+            _eliminate(a, start, stop)
     return np.ascontiguousarray(np.tril(a)[::-1, ::-1])
 
 
-def solve_upper(v: F64, right: F64, math: Arithmetic) -> F64:
+def _eliminate(a: F64, start: int, stop: int) -> None:
+    """Columns start .. stop of the Cholesky factor, in place, one after another."""
+    part = np.ascontiguousarray(a[start:, start:stop].T)
+    for j in range(stop - start):
+        pivot = float(part[j, j])
+        if not 0 < pivot < np.inf:
+            raise NotPositiveDefiniteError(f"pivot {len(a) - 1 - start - j} is {pivot:g}")
+        part[j, j:] /= np.sqrt(pivot)
+        part[j + 1 :, j:] -= part[j, j + 1 : stop - start, None] * part[j, j:]
+    a[start:, start:stop] = part.T
+
+
+def solve_upper(v: F64, right: F64, product: Callable[[F64, F64], F64]) -> F64:
     """x with V x = right, V upper triangular [K, K], right [K, N]."""
     x = right.copy()
     size = len(v)
-    for stop in range(size, 0, -PANEL):
-        start = max(0, stop - PANEL)
-        if stop < size:
-            x[start:stop] -= math.fine(v[start:stop, stop:], x[stop:])
-        for i in range(stop - 1, start - 1, -1):
-            x[i] /= v[i, i]
-            x[start:i] -= v[start:i, i, None] * x[i]
+    for end in range(size, 0, -STRIPE):
+        begin = max(0, end - STRIPE)
+        if end < size:
+            x[begin:end] -= product(v[begin:end, end:], x[end:])
+        for stop in range(end, begin, -PANEL):
+            start = max(begin, stop - PANEL)
+            if stop < end:
+                x[start:stop] -= product(v[start:stop, stop:end], x[stop:end])
+            for i in range(stop - 1, start - 1, -1):
+                x[i] /= v[i, i]
+                x[start:i] -= v[start:i, i, None] * x[i]
     return x
 
 
-def solve_upper_transposed(v: F64, right: F64, math: Arithmetic) -> F64:
+def solve_upper_transposed(v: F64, right: F64, product: Callable[[F64, F64], F64]) -> F64:
     """x with V' x = right, V upper triangular [K, K], right [K, N]."""
     x = right.copy()
     size = len(v)
-    for start in range(0, size, PANEL):
-        stop = min(start + PANEL, size)
-        if start:
-            x[start:stop] -= math.fine(np.ascontiguousarray(v[:start, start:stop].T), x[:start])
-        for i in range(start, stop):
-            x[i] /= v[i, i]
-            x[i + 1 : stop] -= v[i, i + 1 : stop, None] * x[i]
+    for begin in range(0, size, STRIPE):
+        end = min(begin + STRIPE, size)
+        if begin:
+            x[begin:end] -= product(np.ascontiguousarray(v[:begin, begin:end].T), x[:begin])
+        for start in range(begin, end, PANEL):
+            stop = min(start + PANEL, end)
+            if start > begin:
+                x[start:stop] -= product(np.ascontiguousarray(v[begin:start, start:stop].T), x[begin:start])
+            for i in range(start, stop):
+                x[i] /= v[i, i]
+                x[i + 1 : stop] -= v[i, i + 1 : stop, None] * x[i]
     return x

@@ -57,7 +57,10 @@ class Calibrated:
 
 
 class Samples:
-    """Calibration samples in the spill. order: their numbers, augmented copies last; digests: of those given."""
+    """Calibration samples in the spill.
+
+    order: their numbers, augmented copies last; given: how many are none; digests: of these.
+    """
 
     def __init__(
         self, graph: Graph, spill: Spill, reader: CalibrationReader, settings: QuantSettings, *, holdout: bool
@@ -70,6 +73,7 @@ class Samples:
         self.spill = spill
         self.order = calibration_order(digests, holdout=holdout)
         self.digests = tuple(digests[number] for number in self.order)
+        self.given = len(self.order)
         sizes = vocabularies(graph) if settings.augment else {}
         for rank, number in enumerate(self.order * COPIES if sizes else []):
             given = {name: spill.get((FLOAT, number, name)) for name in graph.inputs}
@@ -167,7 +171,14 @@ def _streams(job: Job, stages: Sequence[Stage], samples: Samples | None) -> Stre
     settings = job.settings
     biases = frozenset(bias.name for bias in job.biases.values())
     return Streams(
-        job.graph, stages, samples.spill, samples.order, jobs=settings.jobs, twofold=settings.sequential, biases=biases
+        job.graph,
+        stages,
+        samples.spill,
+        samples.order,
+        jobs=settings.jobs,
+        twofold=settings.sequential,
+        paired=samples.given,
+        biases=biases,
     )
 
 
@@ -206,7 +217,7 @@ def _facts(job: Job, source: Mapping[str, Any], digests: Sequence[str]) -> dict[
     from phi4mm_export.runtime.ort import import_onnxruntime
 
     chosen = {name: str(getattr(settings, name)) for name in settings.__dataclass_fields__ if name != "jobs"}
-    grids = {label: [grid.bits, grid.block_size] for label, grid in job.grids.items()}
+    grids = {label: [grid.bits, grid.block_size, grid.rotation] for label, grid in job.grids.items()}
     versions = {"numpy": np.__version__}
     if digests:
         versions["onnxruntime"] = str(import_onnxruntime().__version__)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from phi4mm_export.quant.rotation import turned_back
 from phi4mm_export.weights.exact import F64
 
 U8 = NDArray[np.uint8]
@@ -19,12 +20,16 @@ U8 = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Grid:
-    """The kind of codes of a weight. `scale_type`: the element type scales are stored in."""
+    """The kind of codes of a weight. scale_type: the element type scales are stored in.
+
+    rotation: channels of the input that are mixed with each other before the product; 0 for none.
+    """
 
     bits: int
     block_size: int
     symmetric: bool
     scale_type: np.dtype[Any]
+    rotation: int = 0
 
     @property
     def half(self) -> int:
@@ -62,7 +67,11 @@ class Codes:
     zeros: U8 | None
 
     def values(self) -> F64:
-        """The weights these codes stand for, float64 [K, N]."""
+        """The weights these codes stand for, float64 [K, N], as they act on the input before its rotation."""
+        values = self._stored_values()
+        return turned_back(values, self.grid.rotation) if self.grid.rotation else values
+
+    def _stored_values(self) -> F64:
         wide = np.repeat(self.scales.astype(np.float64), self.grid.block_size, axis=0)[: len(self.codes)]
         if self.zeros is None:
             return (self.codes.astype(np.float64) - self.grid.half) * wide
@@ -70,9 +79,7 @@ class Codes:
         return (self.codes.astype(np.float64) - zeros) * wide
 
 
-def round_to(values: F64, scale: F64, low: F64 | float, high: F64 | float) -> F64:
-    """clip(rint(values / scale)) to low .. high; 0 where the scale is 0. Broadcasts over rows."""
-    live = scale != 0
-    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=live)
-    clipped: F64 = np.clip(np.rint(values * inverse), low, high)
-    return clipped
+def inverse_of(scale: NDArray[Any]) -> NDArray[Any]:
+    """1 / scale, and 0 where the scale is 0."""
+    inverse: NDArray[Any] = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
+    return inverse

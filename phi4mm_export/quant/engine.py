@@ -19,6 +19,7 @@ from phi4mm_export.quant.codes import Grid
 from phi4mm_export.quant.finished import Outcome, file_digests
 from phi4mm_export.quant.graph import read_graph
 from phi4mm_export.quant.rewrite import Replacement, write_quantized
+from phi4mm_export.quant.rotation import rotation_size
 from phi4mm_export.quant.settings import (
     CalibrationReader,
     LayerReport,
@@ -140,7 +141,8 @@ def _replacement(site: Site, job: Job, result: Calibrated) -> Replacement:
 
 
 def _grid(site: Site, settings: QuantSettings) -> Grid:
-    return Grid(settings.bits, settings.block_size, settings.symmetric, np.dtype(site.float_type))
+    rotation = 0 if site.flip_input or site.branch or not settings.rotate else rotation_size(site.K)
+    return Grid(settings.bits, settings.block_size, settings.symmetric, np.dtype(site.float_type), rotation)
 
 
 def _report(site: Site, outcome: Outcome) -> LayerReport:

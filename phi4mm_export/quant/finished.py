@@ -61,7 +61,7 @@ class FinishedLayers:
         grid = outcome.grid
         facts = {
             "label": label,
-            "grid": [grid.bits, grid.block_size, grid.symmetric, grid.scale_type.str],
+            "grid": [grid.bits, grid.block_size, grid.symmetric, grid.scale_type.str, grid.rotation],
             "method": str(outcome.method),
             "reason": outcome.reason,
             "damp": outcome.damp,
@@ -95,8 +95,8 @@ class FinishedLayers:
             return None
         with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
             facts = json.loads(arrays["facts"].tobytes())
-            bits, block_size, symmetric, kind = facts["grid"]
-            grid = Grid(bits, block_size, symmetric, np.dtype(kind))
+            bits, block_size, symmetric, kind, rotation = facts["grid"]
+            grid = Grid(bits, block_size, symmetric, np.dtype(kind), rotation)
             zeros = arrays["zeros"] if "zeros" in arrays.files else None
             codes = Codes(grid, arrays["codes"], arrays["scales"], zeros)
             outcome = Outcome(

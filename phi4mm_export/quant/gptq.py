@@ -11,6 +11,7 @@ Sources: GPTQ (arXiv 2210.17323); its equivalence with this form, QuIP (arXiv 23
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.quant.arithmetic import PANEL, Arithmetic, solve_upper
-from phi4mm_export.quant.codes import Codes, Grid, round_to
-from phi4mm_export.quant.scales import Choice, best_choices
+from phi4mm_export.quant.codes import Codes, Grid, inverse_of
+from phi4mm_export.quant.scales import Choice, Corner, best_choices
 from phi4mm_export.quant.settings import Order
 from phi4mm_export.weights.exact import F64
 
@@ -47,77 +48,106 @@ def channel_order(diagonal: F64, block_size: int, order: Order) -> NDArray[np.in
 
 
 @dataclass(frozen=True)
+class _Block:
+    """One quantization block in the order of rounding: rows start .. stop, and what its rounding needs of V."""
+
+    number: int
+    start: int
+    stop: int
+    corner: Corner
+    feedback: F64
+    """[b, b], strictly lower: V[j, i] / V[i, i] in row i, what an error of row j adds to row i."""
+    carry: F64
+    """inv(V's diagonal block)' [b, b]: turns what earlier blocks left in V'E into a change of this block's rows."""
+    later: F64
+    """V[start:stop, stop:]' [K - stop, b]: what this block's errors leave in the rows after it."""
+
+
 class Solver:
-    """Rounds weights of one input. order: channels in the order of rounding; v: the factor of H in that order."""
+    """Rounds weights of one input, any number of them.
 
-    grid: Grid
-    math: Arithmetic
-    order: NDArray[np.int64]
-    v: F64
+    order: channels in the order of rounding; v: the factor of H in that order.
+    """
 
-    def quantize(self, weight: F64, *, jobs: int = 1) -> Codes:
+    def __init__(self, block_size: int, math: Arithmetic, order: NDArray[np.int64], v: F64) -> None:
+        self._block_size, self._math, self._order = block_size, math, order
+        self._blocks = list(self._cut(v))
+
+    def _cut(self, v: F64) -> Iterator[_Block]:
+        start, size = 0, len(v)
+        while start < size:
+            number = int(self._order[start]) // self._block_size
+            stop = start + min(self._block_size, size - number * self._block_size)
+            corner = v[start:stop, start:stop]
+            inverse = solve_upper(corner, np.eye(stop - start), self._math.fine)
+            yield _Block(
+                number,
+                start,
+                stop,
+                Corner.of(corner),
+                np.ascontiguousarray((corner / np.diagonal(corner)).T),
+                np.ascontiguousarray(inverse.T),
+                np.ascontiguousarray(v[start:stop, stop:].T),
+            )
+            start = stop
+
+    def quantize(self, weight: F64, grid: Grid, *, jobs: int = 1) -> Codes:
         """weight [K, N] in natural order -> codes in natural order."""
         starts = range(0, weight.shape[1], COLUMNS)
         with ThreadPoolExecutor(jobs) as pool:
-            parts = list(pool.map(lambda at: self._columns(weight[:, at : at + COLUMNS]), starts))
+            parts = list(pool.map(lambda at: self._columns(weight[:, at : at + COLUMNS], grid), starts))
         codes, scales, zeros = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-        return Codes(self.grid, codes, scales.astype(self.grid.scale_type), None if self.grid.symmetric else zeros)
+        return Codes(grid, codes, scales.astype(grid.scale_type), None if grid.symmetric else zeros)
 
-    def _columns(self, weight: F64) -> tuple[NDArray[np.uint8], F64, NDArray[np.uint8]]:
-        grid, v = self.grid, self.v
+    def _columns(self, weight: F64, grid: Grid) -> tuple[NDArray[np.uint8], F64, NDArray[np.uint8]]:
         size, width = weight.shape
-        blocks = grid.blocks(size)
-        w = weight[self.order]
-        error = np.empty_like(w)
+        w = weight[self._order]
+        left = np.zeros_like(w)
+        """Rows of V'E after a block: what the errors so far leave in them."""
         codes = np.empty((size, width), np.uint8)
-        scales, zeros = np.empty((blocks, width)), np.empty((blocks, width), np.uint8)
-        start = 0
-        while start < size:
-            block = int(self.order[start]) // grid.block_size
-            stop = start + min(grid.block_size, size - block * grid.block_size)
-            corner = v[start:stop, start:stop]
-            target = w[start:stop].copy()
-            if start:
-                carried = self.math.coarse(np.ascontiguousarray(v[:start, start:stop].T), error[:start])
-                inverse = solve_upper(corner, np.eye(stop - start), self.math)
-                target += self.math.coarse(np.ascontiguousarray(inverse.T), carried)
-            q, scale, zero = _round_block(target, corner, grid, self.math)
-            error[start:stop] = w[start:stop] - q * scale
-            codes[self.order[start:stop]] = (q + zero).astype(np.uint8)
-            scales[block], zeros[block] = scale, zero.astype(np.uint8)
-            start = stop
+        scales, zeros = np.empty((grid.blocks(size), width)), np.empty((grid.blocks(size), width), np.uint8)
+        for block in self._blocks:
+            rows = slice(block.start, block.stop)
+            target = w[rows]
+            if block.start:
+                target = target + self._math.coarse(block.carry, left[rows])
+            q, scale, zero = _round_block(target, block, grid, self._math)
+            if block.stop < size:
+                left[block.stop :] += self._math.coarse(block.later, w[rows] - q * scale)
+            codes[self._order[rows]] = (q + zero).astype(np.uint8)
+            scales[block.number], zeros[block.number] = scale, zero.astype(np.uint8)
         return codes, scales, zeros
 
 
-def _round_block(target: F64, corner: F64, grid: Grid, math: Arithmetic) -> tuple[F64, F64, F64]:
+def _round_block(target: F64, block: _Block, grid: Grid, math: Arithmetic) -> tuple[F64, F64, F64]:
     """Codes minus zero [b, N], scale [N] and zero point [N] of one block: of a few choices the one that ends best."""
-    turned = np.ascontiguousarray(corner.T)
-    best: tuple[F64, ...] | None = None
-    for choice in best_choices(target, corner, grid, math, FINALISTS):
-        q = _round_rows(target, corner, choice, grid, math)
-        left = math.coarse(turned, target - q * choice.scale)
-        found = (q, choice.scale, choice.zero, np.add.reduce(left * left, axis=0))
-        better = best is None or found[3] < best[3]
-        best = found if best is None else tuple(np.where(better, n, o) for n, o in zip(found, best, strict=True))
-    assert best is not None
-    return best[0], best[1], best[2]
+    width = target.shape[1]
+    choice = best_choices(target, block.corner, grid, math, FINALISTS)
+    several = np.tile(target, (1, len(choice.scale)))
+    scale, zero = choice.scale.reshape(-1), choice.zero.reshape(-1)
+    q = _round_rows(several, block.feedback, Choice(scale, zero), grid, math)
+    gap = math.coarse(block.corner.turned, several - q * scale)
+    loss = np.add.reduce(gap * gap, axis=0).reshape(-1, width)
+    best = np.argmin(loss, axis=0) * width + np.arange(width)
+    return q[:, best], scale[best], zero[best]
 
 
-def _round_rows(target: F64, corner: F64, choice: Choice, grid: Grid, math: Arithmetic) -> F64:
-    """Round the rows of one block in turn. target [b, N], corner: V's diagonal block [b, b] -> codes minus zero."""
+def _round_rows(target: F64, feedback: F64, choice: Choice, grid: Grid, math: Arithmetic) -> F64:
+    """Round the rows of one block in turn. target [b, N] -> codes minus zero."""
     size = len(target)
     low, high = -choice.zero, grid.top - choice.zero
-    feedback = np.ascontiguousarray((corner / np.diagonal(corner)).T)
-    q = np.empty_like(target)
-    error = np.empty_like(target)
+    inverse = inverse_of(choice.scale)
+    q, error = np.empty_like(target), np.empty_like(target)
     for start in range(0, size, PANEL):
         stop = min(start + PANEL, size)
         wanted = target[start:stop].copy()
         if start:
             wanted += math.coarse(feedback[start:stop, :start], error[:start])
         for i in range(start, stop):
-            q[i] = round_to(wanted[i - start], choice.scale, low, high)
-            error[i] = target[i] - q[i] * choice.scale
+            code, gap = q[i], error[i]
+            np.rint(np.multiply(wanted[i - start], inverse, out=code), out=code)
+            np.minimum(np.maximum(code, low, out=code), high, out=code)
+            np.subtract(target[i], np.multiply(code, choice.scale, out=gap), out=gap)
             if i + 1 < stop:
-                wanted[i + 1 - start :] += feedback[i + 1 : stop, i, None] * error[i]
+                wanted[i + 1 - start :] += feedback[i + 1 : stop, i, None] * gap
     return q

@@ -13,57 +13,87 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import UsageError
+from phi4mm_export.quant.rotation import rotated
 from phi4mm_export.weights.exact import F32, F64
 
 ROWS = 256
 """Tokens multiplied at once. BLAS libraries sum so few in one sweep, whatever the number of their threads."""
 PARTS = 4
 """Products summed in float32 before they enter the float64 sum."""
+TRIANGLE = 384
+"""Rows of a symmetric product computed together, from the diagonal on."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """tokens: rows seen. mean_exact, mean: [K] of the float and the quantized stream. hessian: [K, K], sum of
-    (x - mean)(x - mean)' of the quantized stream. drift: [K, K], sum of (x - mean)(d - mean d)' with d = exact - x;
-    None when the streams are the same.
+    """tokens: rows seen. paired: those of them that both streams have.
+
+    mean_exact, mean: [K] of the float and the quantized stream, over the paired tokens. hessian: [K, K], sum of
+    (x - mean x)(x - mean x)' of the quantized stream over all tokens. drift: [K, K], sum of (x - mean x)(d - mean d)'
+    with d = exact - x over the paired tokens; None when the streams are the same.
     """
 
     tokens: int
+    paired: int
     mean_exact: F64
     mean: F64
     hessian: F64
     drift: F64 | None
 
 
-def moments(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], channels: int, *, flip: bool) -> Moments | None:
+Pairs = Iterable[tuple[NDArray[Any] | None, NDArray[Any]]]
+
+
+def moments(pairs: Pairs, channels: int, *, flip: bool) -> Moments | None:
     """Over pairs (exact, quantized) of arrays [..., K]; None when they hold no token.
 
-    flip: the arrays are [K, T]. Values that are not finite make the moments so, without a warning.
+    The last pairs may lack the exact array. flip: the arrays are [K, T]. Values that are not finite make the moments
+    so, without a warning.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         return _moments(pairs, channels, flip)
 
 
-def _moments(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], channels: int, flip: bool) -> Moments | None:
-    total, sum_exact, sum_x = 0, np.zeros(channels), np.zeros(channels)
+def _moments(pairs: Pairs, channels: int, flip: bool) -> Moments | None:
+    total, paired = 0, 0
+    sum_exact, sum_paired, sum_x = np.zeros(channels), np.zeros(channels), np.zeros(channels)
     gram, drift = _Sum(channels), _Sum(channels)
     same = True
     for exact, x in _chunks(pairs, channels, flip):
         total += len(x)
-        sum_x += np.add.reduce(x, axis=0, dtype=np.float64)
+        found = np.add.reduce(x, axis=0, dtype=np.float64)
+        sum_x += found
         gram.add(x, x)
+        if exact is None:
+            continue
+        paired += len(x)
+        sum_paired += found
         if exact is x:
-            sum_exact += np.add.reduce(x, axis=0, dtype=np.float64)
+            sum_exact += found
             continue
         same = False
         sum_exact += np.add.reduce(exact, axis=0, dtype=np.float64)
         drift.add(x, exact - x)
     if not total:
         return None
-    mean, mean_exact = sum_x / total, sum_exact / total
-    hessian = gram.total() - np.multiply.outer(sum_x, mean)
-    moved = None if same else drift.total() - np.multiply.outer(sum_x, mean_exact - mean)
-    return Moments(total, mean_exact, mean, _narrow(hessian), None if moved is None else _narrow(moved))
+    hessian = gram.total() - np.multiply.outer(sum_x, sum_x / total)
+    if not paired:
+        return Moments(total, 0, sum_x / total, sum_x / total, _narrow(hessian), None)
+    mean, mean_exact = sum_paired / paired, sum_exact / paired
+    moved = None if same else _narrow(drift.total() - np.multiply.outer(sum_paired, mean_exact - mean))
+    return Moments(total, paired, mean_exact, mean, _narrow(hessian), moved)
+
+
+def rotated_moments(seen: Moments, size: int) -> Moments:
+    """The moments of the rotated inputs."""
+
+    def both(matrix: F64) -> F64:
+        return np.ascontiguousarray(rotated(rotated(matrix, size).T, size).T)
+
+    mean_exact, mean = (rotated(mean[:, None], size)[:, 0] for mean in (seen.mean_exact, seen.mean))
+    drift = None if seen.drift is None else both(seen.drift)
+    hessian = both(seen.hessian)
+    return Moments(seen.tokens, seen.paired, mean_exact, mean, np.triu(hessian) + np.triu(hessian, 1).T, drift)
 
 
 def _narrow(values: F64) -> F64:
@@ -72,16 +102,23 @@ def _narrow(values: F64) -> F64:
 
 
 class _Sum:
-    """The sum of left' right over chunks of rows."""
+    """The sum of left' right over chunks of rows; when left is right, of its upper triangle."""
 
     def __init__(self, channels: int) -> None:
         self._wide = np.zeros((channels, channels))
         self._part, self._count = np.zeros((channels, channels), np.float32), 0
-        self._product = np.empty((channels, channels), np.float32)
+        self._product = np.zeros((channels, channels), np.float32)
+        self._symmetric = False
 
     def add(self, left: F32, right: F32) -> None:
         """One more chunk of at most `ROWS` rows."""
-        self._part += np.matmul(left.T, right, out=self._product)
+        self._symmetric = left is right
+        width = TRIANGLE if self._symmetric else len(self._part)
+        for start in range(0, len(self._part), width):
+            rows = slice(start, start + width)
+            columns = slice(start if self._symmetric else 0, None)
+            product = np.matmul(left[:, rows].T, right[:, columns], out=self._product[rows, columns])
+            self._part[rows, columns] += product
         self._count += 1
         if self._count == PARTS:
             self._flush()
@@ -89,7 +126,7 @@ class _Sum:
     def total(self) -> F64:
         """Everything added."""
         self._flush()
-        return self._wide
+        return np.triu(self._wide) + np.triu(self._wide, 1).T if self._symmetric else self._wide
 
     def _flush(self) -> None:
         if self._count:
@@ -98,25 +135,35 @@ class _Sum:
             self._count = 0
 
 
-def _chunks(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], channels: int, flip: bool) -> Iterator[tuple[F32, F32]]:
+def _chunks(pairs: Pairs, channels: int, flip: bool) -> Iterator[tuple[F32 | None, F32]]:
     """(exact, quantized) in chunks of `ROWS` rows, across samples; the same array twice while the streams agree."""
     buffers = np.empty((2, ROWS, channels), np.float32)
-    filled, moved = 0, False
+    filled, moved, lacking = 0, False, False
     for exact, quantized in pairs:
         x = _rows(quantized, channels, flip)
-        e = x if exact is quantized else _rows(exact, channels, flip)
+        if exact is None and not lacking:
+            if filled:
+                yield _chunk(buffers, filled, moved, lacking)
+            filled, lacking = 0, True
         moved = moved or exact is not quantized
+        e = x if exact is quantized or exact is None else _rows(exact, channels, flip)
         at = 0
         while at < len(x):
             count = min(ROWS - filled, len(x) - at)
-            buffers[0, filled : filled + count] = e[at : at + count]
+            if not lacking:
+                buffers[0, filled : filled + count] = e[at : at + count]
             buffers[1, filled : filled + count] = x[at : at + count]
             filled, at = filled + count, at + count
             if filled == ROWS:
-                yield (buffers[0], buffers[1]) if moved else (buffers[1], buffers[1])
+                yield _chunk(buffers, filled, moved, lacking)
                 filled = 0
     if filled:
-        yield (buffers[0, :filled], buffers[1, :filled]) if moved else (buffers[1, :filled],) * 2
+        yield _chunk(buffers, filled, moved, lacking)
+
+
+def _chunk(buffers: F32, filled: int, moved: bool, lacking: bool) -> tuple[F32 | None, F32]:
+    x = buffers[1, :filled]
+    return (None if lacking else buffers[0, :filled] if moved else x), x
 
 
 def _rows(x: NDArray[Any], channels: int, flip: bool) -> NDArray[Any]:

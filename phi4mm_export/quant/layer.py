@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -21,7 +21,8 @@ from phi4mm_export.quant.arithmetic import (
 from phi4mm_export.quant.codes import Grid
 from phi4mm_export.quant.finished import Outcome, Solved
 from phi4mm_export.quant.gptq import Solver, channel_order
-from phi4mm_export.quant.hessian import Moments
+from phi4mm_export.quant.hessian import Moments, rotated_moments
+from phi4mm_export.quant.rotation import rotated
 from phi4mm_export.quant.rtn import round_to_nearest
 from phi4mm_export.quant.settings import Method, QuantSettings
 from phi4mm_export.weights.exact import F32, F64
@@ -31,8 +32,8 @@ SAMPLING_DAMP = 0.3
 """Damping added per channel and token, K / T of it: few tokens say little about how channels go together."""
 TARGET_SHARE = 0.25
 """Share of the drift between the streams that the weights make up for; more of it fits the calibration set only."""
-MIN_TOKENS_PER_CHANNEL = 2
-"""Below this the drift is noise, and no share of it is used."""
+MIN_TOKENS_PER_CHANNEL = 1
+"""With fewer paired tokens the drift is noise, and no share of it is used."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class _Factor:
     order: NDArray[np.int64]
     v: F64
     damp: float
+    solver: Solver
 
 
 def solve_stage(
@@ -57,17 +59,19 @@ def solve_stage(
         reason = "its calibration inputs are not finite"
         return [_nearest(weight, grid, None, reason) for weight, grid in zip(weights, grids, strict=True)]
     math = EXACT if settings.exact else PLAIN
-    factors: dict[int, _Factor | None] = {}
+    inputs = {grid.rotation: rotated_moments(seen, grid.rotation) if grid.rotation else seen for grid in grids}
+    factors: dict[tuple[int, int], _Factor | None] = {}
     solved = []
     for weight, grid in zip(weights, grids, strict=True):
         started = perf_counter()
-        if grid.block_size not in factors:
-            factors[grid.block_size] = _factor(seen, grid.block_size, settings, math)
-        factor = factors[grid.block_size]
+        turned, key = inputs[grid.rotation], (grid.block_size, grid.rotation)
+        if key not in factors:
+            factors[key] = _factor(turned, grid.block_size, settings, math)
+        factor = factors[key]
         if factor is None:
             solved.append(_nearest(weight, grid, seen, "the Hessian is singular even with full damping"))
         else:
-            solved.append(_calibrated(weight, grid, seen, factor, settings, math, started))
+            solved.append(_calibrated(weight, grid, seen, turned, factor, settings, math, started))
     return solved
 
 
@@ -82,23 +86,33 @@ def _factor(seen: Moments, block_size: int, settings: QuantSettings, math: Arith
         damped = ordered.copy()
         damped[np.diag_indices(len(damped))] += damp * mean if mean > 0 else 1.0
         try:
-            return _Factor(order, upper_factor(damped, math), damp)
+            v = upper_factor(damped, math)
         except NotPositiveDefiniteError:
             damp *= 10
+            continue
+        return _Factor(order, v, damp, Solver(block_size, math, order, v))
     return None
 
 
 def _calibrated(
-    weight: F32, grid: Grid, seen: Moments, factor: _Factor, settings: QuantSettings, math: Arithmetic, started: float
+    weight: F32,
+    grid: Grid,
+    seen: Moments,
+    turned: Moments,
+    factor: _Factor,
+    settings: QuantSettings,
+    math: Arithmetic,
+    started: float,
 ) -> Solved:
+    """turned: the moments of the inputs as the rounded weight meets them, `seen` before their rotation."""
     wide = weight.astype(np.float64)
-    target = _target(wide, seen, factor, math)
-    codes = Solver(grid, math, factor.order, factor.v).quantize(target, jobs=settings.jobs)
+    target = _target(rotated(wide, grid.rotation) if grid.rotation else wide, turned, factor, math)
+    codes = factor.solver.quantize(target, grid, jobs=settings.jobs)
     values = codes.values()
     bias = np.zeros(wide.shape[1])
     if settings.bias_correction:
         bias = math.fine(seen.mean_exact[None], wide)[0] - math.fine(seen.mean[None], values)[0]
-    before, after = _relative(wide, [round_to_nearest(weight, grid).values(), values], seen, math)
+    before, after = _relative(wide, [round_to_nearest(weight, replace(grid, rotation=0)).values(), values], seen, math)
     dead = int(np.count_nonzero(np.diagonal(seen.hessian) <= 0))
     reason = f"{dead} of {len(wide)} input channels never vary" if dead else ""
     seconds = perf_counter() - started
@@ -111,22 +125,23 @@ def _target(weight: F64, seen: Moments, factor: _Factor, math: Arithmetic) -> F6
     W + share * inv(H) X'(X_exact - X) W. Source: GPTAQ (arXiv 2504.02692), with a share because the full correction
     fits the calibration set.
     """
-    if seen.drift is None or seen.tokens < MIN_TOKENS_PER_CHANNEL * len(weight):
+    if seen.drift is None or seen.paired < MIN_TOKENS_PER_CHANNEL * len(weight):
         return weight
-    drift = math.coarse(seen.drift, weight)[factor.order]
-    moved = np.empty_like(weight)
-    moved[factor.order] = solve_upper_transposed(factor.v, solve_upper(factor.v, drift, math), math)
-    return weight + TARGET_SHARE * moved
+    narrow = len(weight) <= weight.shape[1]
+    right = seen.drift if narrow else math.coarse(seen.drift, weight)
+    solution = solve_upper(factor.v, right[factor.order], math.coarse)
+    moved = np.empty_like(solution)
+    moved[factor.order] = solve_upper_transposed(factor.v, solution, math.coarse)
+    share = TARGET_SHARE * seen.tokens / seen.paired
+    return weight + share * (math.coarse(moved, weight) if narrow else moved)
 
 
 def _relative(weight: F64, candidates: Sequence[F64], seen: Moments, math: Arithmetic) -> list[float]:
     """|X (values - weight)| / |X weight| over the centred calibration inputs, for each of the candidates."""
-
-    def energy(values: F64) -> float:
-        return float(np.add.reduce(values * math.coarse(seen.hessian, values), axis=None))
-
-    whole = energy(weight)
-    return [float(np.sqrt(max(energy(values - weight), 0.0) / whole)) if whole > 0 else 0.0 for values in candidates]
+    stack = np.concatenate([weight, *(values - weight for values in candidates)], axis=1)
+    terms = np.add.reduce(stack * math.coarse(seen.hessian, stack), axis=0).reshape(-1, weight.shape[1])
+    whole, *energies = (float(np.add.reduce(row)) for row in terms)
+    return [float(np.sqrt(max(energy, 0.0) / whole)) if whole > 0 else 0.0 for energy in energies]
 
 
 def _nearest(weight: F32, grid: Grid, seen: Moments | None, reason: str) -> Solved:

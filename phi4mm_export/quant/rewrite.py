@@ -16,6 +16,7 @@ from phi4mm_export.package.write import DataFile, WrittenFile, write_file
 from phi4mm_export.quant.bias import Bias, BiasPlace
 from phi4mm_export.quant.codes import Codes, Grid
 from phi4mm_export.quant.graph import Graph, set_nodes, subgraphs
+from phi4mm_export.quant.rotation import rotation_matrix
 from phi4mm_export.quant.sites import Site
 from phi4mm_export.spec.contract import data_file_name
 from phi4mm_export.weights.packing import pack
@@ -60,6 +61,7 @@ def write_quantized(
         bias = biases.get(replacement.site.label)
         _replace(model.graph, replacement, bias, accuracy_level)
     _settle(model.graph, replacements, biases)
+    model.graph.initializer.extend(_rotation_constants(replacements))
     tensors = [tensor for tensor in graph.constants.values() if tensor.name not in gone]
     data_name = data_file_name(target.name)
     entries: list[onnx.TensorProto] = []
@@ -147,7 +149,7 @@ def _replace(graph: onnx.GraphProto, replacement: Replacement, bias: Bias | None
     node = holder.node[site.position]
     inside = bias is not None and bias.place is not BiasPlace.ADD
     zeros = "" if grid.symmetric else site.weight + _ZEROS
-    source = _flipped(site) if site.flip_input else site.input
+    source = _flipped(site) if site.flip_input else _rotated(site, grid) if grid.rotation else site.input
     inputs = [source, site.weight + _BITS, site.weight + _SCALES, zeros, "", bias.name if bias and inside else ""]
     while not inputs[-1]:
         inputs.pop()
@@ -176,6 +178,8 @@ def _settle(graph: onnx.GraphProto, replacements: Sequence[Replacement], biases:
     used = [biases[r.site.label] for r in replacements if r.site.label in biases]
     own = {bias.name for bias in used if bias.place is BiasPlace.OWN}
     flipped = {r.site.main: r.site for r in replacements if r.site.flip_input}
+    turned = {r.site.main: r for r in replacements if r.grid.rotation}
+    done: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for index, node in enumerate(graph.node):
         if node.op_type == "Add" and own.intersection(node.input):
@@ -183,8 +187,49 @@ def _settle(graph: onnx.GraphProto, replacements: Sequence[Replacement], biases:
         if index in flipped:
             site = flipped[index]
             nodes.append(onnx.helper.make_node("Transpose", [site.input], [_flipped(site)], perm=[1, 0]))
+        if index in turned and turned[index].site.input not in done:
+            done.add(turned[index].site.input)
+            nodes += _rotation_nodes(turned[index])
         nodes.append(node)
     set_nodes(graph, nodes)
+
+
+def _rotated(site: Site, grid: Grid) -> str:
+    return f"{site.input}.rotated{grid.rotation}"
+
+
+def _rotation_nodes(replacement: Replacement) -> list[onnx.NodeProto]:
+    """Rows of `rotation` channels times the rotation, whatever the rank of the input."""
+    import onnx
+
+    site, grid = replacement.site, replacement.grid
+    matrix, groups = _rotation_names(replacement)
+    result = _rotated(site, grid)
+    steps = [
+        ("Shape", [site.input], f"{result}.shape"),
+        ("Reshape", [site.input, groups], f"{result}.groups"),
+        ("MatMul", [f"{result}.groups", matrix], f"{result}.mixed"),
+        ("Reshape", [f"{result}.mixed", f"{result}.shape"], result),
+    ]
+    return [onnx.helper.make_node(kind, inputs, [output], name=output) for kind, inputs, output in steps]
+
+
+def _rotation_constants(replacements: Sequence[Replacement]) -> list[onnx.TensorProto]:
+    import onnx
+
+    arrays: dict[str, NDArray[Any]] = {}
+    for replacement in replacements:
+        size = replacement.grid.rotation
+        if size:
+            matrix, groups = _rotation_names(replacement)
+            arrays[matrix] = rotation_matrix(size).astype(replacement.site.float_type)
+            arrays[groups] = np.array([-1, size], np.int64)
+    return [onnx.numpy_helper.from_array(array, name) for name, array in sorted(arrays.items())]
+
+
+def _rotation_names(replacement: Replacement) -> tuple[str, str]:
+    size, kind = replacement.grid.rotation, replacement.site.float_type
+    return f"phi4mm.rotation.{size}.{kind}", f"phi4mm.rotation.{size}.groups"
 
 
 def _flipped(site: Site) -> str:

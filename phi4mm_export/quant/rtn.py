@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.quant.codes import Codes, Grid
+from phi4mm_export.quant.rotation import rotated
 from phi4mm_export.weights.packing import absmax_scales, blocks_of, encode, least_squares_scales
 
 SHRINK = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
@@ -15,6 +16,8 @@ SHRINK = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 def round_to_nearest(weight: NDArray[np.float32], grid: Grid) -> Codes:
     """weight float32 [K, N] -> codes; no calibration enters."""
     size = len(weight)
+    if grid.rotation:
+        weight = rotated(weight.astype(np.float64), grid.rotation).astype(np.float32)
     blocks = blocks_of(np.ascontiguousarray(weight.T), grid.block_size)
     if not grid.symmetric:
         return _asymmetric(blocks, size, grid)

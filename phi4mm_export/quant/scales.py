@@ -10,59 +10,85 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phi4mm_export.quant.arithmetic import Arithmetic
-from phi4mm_export.quant.codes import Grid, round_to
+from phi4mm_export.quant.arithmetic import Arithmetic, kept_bits
+from phi4mm_export.quant.codes import Grid, inverse_of
 from phi4mm_export.weights.exact import F64
 
 SHRINK = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05)
 """Tried shares of the scale at which nothing is clipped."""
+F32_BITS = 24
+"""Integers up to 2**24 and their sums are exact in float32."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A scale [N] as stored and a zero point [N] for each output."""
+    """A scale as stored and a zero point for each output, [N] or [choices, N]."""
 
     scale: F64
     zero: F64
 
 
-def best_choices(target: F64, corner: F64, grid: Grid, math: Arithmetic, count: int) -> list[Choice]:
+@dataclass(frozen=True)
+class Corner:
+    """V's diagonal block of one quantization block [b, b], transposed."""
+
+    turned: F64
+    rough: F64
+    """The same over a power of two that makes its largest value 1, with so few bits a row that products with codes are
+    exact in float32: on every machine the same choices."""
+
+    @staticmethod
+    def of(corner: F64) -> Corner:
+        """From V's diagonal block itself."""
+        turned = np.ascontiguousarray(corner.T)
+        _, exponent = np.frexp(np.abs(turned).max())
+        return Corner(turned, np.ldexp(turned, -int(exponent)))
+
+
+def best_choices(target: F64, corner: Corner, grid: Grid, math: Arithmetic, count: int) -> Choice:
     """The `count` choices per output with the least error when all rows are rounded at once, best first.
 
-    target [b, N], corner: V of the block [b, b].
+    target [b, N] -> scales and zeros [count, N].
     """
-    turned = np.ascontiguousarray(corner.T)
-    aim = math.coarse(turned, target)
-    width = target.shape[1]
-    losses = np.full((count, width), np.inf)
-    scales, zeros = np.zeros((count, width)), np.full((count, width), float(grid.half))
-    for tried_scale, tried_zero in _candidates(target, grid):
-        stored = grid.stored(tried_scale)
-        q = round_to(target, stored, -tried_zero, grid.top - tried_zero)
-        gap = aim - stored * math.coarse(turned, q)
-        new = (np.add.reduce(gap * gap, axis=0), stored, tried_zero)
-        for rank in range(count):
-            old = losses[rank], scales[rank], zeros[rank]
-            better = new[0] < old[0]
-            kept = [np.where(better, n, o) for n, o in zip(new, old, strict=True)]
-            new = (np.where(better, old[0], new[0]), np.where(better, old[1], new[1]), np.where(better, old[2], new[2]))
-            losses[rank], scales[rank], zeros[rank] = kept
-    return [Choice(scale, zero) for scale, zero in zip(scales, zeros, strict=True)]
+    size, width = target.shape
+    turned = kept_bits(corner.rough, F32_BITS - grid.bits - (size - 1).bit_length())
+    _, exponent = np.frexp(np.maximum.reduce(np.abs(target), axis=0))
+    unit = np.ldexp(1.0, exponent)
+    scaled = target / unit
+    aim, rows, left = (
+        math.coarse(turned, scaled).astype(np.float32),
+        scaled.astype(np.float32),
+        turned.astype(np.float32),
+    )
+    scale, zero = _candidates(target, grid)
+    scale = grid.stored(scale)
+    losses = np.empty((len(scale), width), np.float32)
+    q, gap = np.empty_like(rows), np.empty_like(rows)
+    for number, (tried, origin) in enumerate(zip(scale, zero, strict=True)):
+        step = (tried / unit).astype(np.float32)
+        low, high = (-origin).astype(np.float32), (grid.top - origin).astype(np.float32)
+        np.multiply(rows, inverse_of(step), out=q)
+        np.minimum(np.maximum(np.rint(q, out=q), low, out=q), high, out=q)
+        np.subtract(aim, np.multiply(np.matmul(left, q, out=gap), step, out=gap), out=gap)
+        losses[number] = np.add.reduce(np.multiply(gap, gap, out=gap), axis=0)
+    best = np.argsort(losses, axis=0, kind="stable")[:count]
+    return Choice(np.take_along_axis(scale, best, axis=0), np.take_along_axis(zero, best, axis=0))
 
 
-def _candidates(target: F64, grid: Grid) -> list[tuple[F64, F64]]:
+def _candidates(target: F64, grid: Grid) -> tuple[F64, F64]:
+    """Scales and zeros [choices, N]."""
     high, low = np.maximum.reduce(target, axis=0), np.minimum.reduce(target, axis=0)
     if grid.symmetric:
-        peak: F64 = np.asarray(np.where(high >= -low, high, low), np.float64) / grid.half
-        middle: F64 = np.full_like(peak, float(grid.half))
-        return [(sign * share * peak, middle) for share in SHRINK for sign in (-1.0, 1.0)]
+        peak = np.asarray(np.where(high >= -low, high, low), np.float64) / grid.half
+        scales = np.array([sign * share * peak for share in SHRINK for sign in (-1.0, 1.0)])
+        return scales, np.full_like(scales, float(grid.half))
     high, low = np.maximum(high, 0.0), np.minimum(low, 0.0)
-    return [_range(low * share, high * share, grid) for share in SHRINK]
+    pairs = [_range(low * share, high * share, grid) for share in SHRINK]
+    return np.array([step for step, _ in pairs]), np.array([zero for _, zero in pairs])
 
 
 def _range(low: F64, high: F64, grid: Grid) -> tuple[F64, F64]:
     """Step and zero point of the codes 0 .. top over low .. high."""
     step = (high - low) / grid.top
-    origin = np.divide(-low, step, out=np.zeros_like(step), where=step > 0)
-    zero: F64 = np.clip(np.rint(origin), 0.0, float(grid.top))
+    zero: F64 = np.clip(np.rint(-low * inverse_of(step)), 0.0, float(grid.top))
     return step, zero

@@ -71,7 +71,8 @@ class Streams:
     """Runs the pieces of a plan over all samples and keeps what later pieces need.
 
     weights: how to read the constants of the quantized stream that differ from the graph's; filled by the caller
-    between stages. keep_inputs: the samples are needed again afterwards. biases: constants that will change.
+    between stages. paired: how many of the samples have a float stream, the first ones; the others have the quantized
+    one only. keep_inputs: the samples are needed again afterwards. biases: constants that will change.
     """
 
     def __init__(
@@ -83,10 +84,12 @@ class Streams:
         *,
         jobs: int,
         twofold: bool,
+        paired: int | None = None,
         keep_inputs: bool = False,
         biases: frozenset[str] = frozenset(),
     ) -> None:
         self.graph, self.spill, self.samples, self.jobs, self.twofold = graph, spill, samples, jobs, twofold
+        self._paired = len(samples) if paired is None else paired
         self.weights: dict[str, Callable[[], NDArray[Any]]] = {}
         self._stages = stages
         self._variable = biases.union(site.weight for stage in stages for site in stage.sites)
@@ -104,36 +107,43 @@ class Streams:
             keep = sorted(name for name in made if self._last_use.get(name, -1) > now)
             if keep:
                 piece = Piece(self.graph, [nodes[i] for i in chosen], keep, self._variable)
-                for stream in (FLOAT, QUANTIZED) if tainted and self.twofold else (FLOAT,):
-                    self._run(piece, stream)
+                if tainted and self.twofold:
+                    self._run(piece, FLOAT, self.samples[: self._paired])
+                    self._run(piece, QUANTIZED, self.samples)
+                else:
+                    self._run(piece, FLOAT, self.samples)
                 self._live.update(keep)
             self._sweep(now)
 
-    def captured(self, number: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Per sample, in order: the stage's input in the float and in the quantized stream."""
+    def captured(self, number: int) -> Iterator[tuple[NDArray[Any] | None, NDArray[Any]]]:
+        """Per sample, in order: the stage's input in the float stream (None where there is none) and the quantized."""
         stage = self._stages[number]
+        read = self._reader(stage)
+        differ = self.twofold and (bool(stage.sites[0].branch) or stage.captures in self._tainted)
+        for rank, index in enumerate(self.samples):
+            x = read(QUANTIZED if differ else FLOAT, index)
+            if rank >= self._paired:
+                yield None, x
+            else:
+                yield read(FLOAT, index) if differ else x, x
+
+    def _reader(self, stage: Stage) -> Callable[[str, int], NDArray[Any]]:
+        """Reads the stage's input of a stream and a sample; inside a body, by running what comes before it."""
         head = stage.sites[0]
         if not head.branch:
-            for index in self.samples:
-                exact = self._value(FLOAT, index, stage.captures)
-                yield exact, self._value(QUANTIZED, index, stage.captures) if self.twofold else exact
-            return
+            return lambda stream, index: self._value(stream, index, stage.captures)
         node = self.graph.nodes[head.main]
         reading = capturing(node, head.branch, stage.captures, _element(head))
         piece = Piece(self.graph, [reading], [CAPTURED], self._variable)
-        both = [self._weights(piece, stream) for stream in ((FLOAT, QUANTIZED) if self.twofold else (FLOAT,))]
-        for index in self.samples:
-            got = [
-                piece.run(self._feeds(piece, stream, index) | fixed)[0]
-                for stream, fixed in zip((FLOAT, QUANTIZED), both, strict=False)
-            ]
-            yield got[0], got[-1]
+        streams = (FLOAT, QUANTIZED) if self.twofold else (FLOAT,)
+        fixed = {stream: self._weights(piece, stream) for stream in streams}
+        return lambda stream, index: piece.run(self._feeds(piece, stream, index) | fixed[stream])[0]
 
     def retire(self, number: int) -> None:
         """Drop what only this stage needed, once its sites are decided."""
         self._sweep(number * PHASES + PHASES - 1)
 
-    def _run(self, piece: Piece, stream: str) -> None:
+    def _run(self, piece: Piece, stream: str, samples: Sequence[int]) -> None:
         fixed = self._weights(piece, stream)
 
         def one(index: int) -> None:
@@ -141,9 +151,9 @@ class Streams:
             for name, value in zip(piece.outputs, values, strict=True):
                 self.spill.put((stream, index, name), value)
 
-        if self.samples:
-            one(self.samples[0])
-        each(one, self.samples[1:], self.jobs)
+        if samples:
+            one(samples[0])
+        each(one, samples[1:], self.jobs)
 
     def _weights(self, piece: Piece, stream: str) -> dict[str, NDArray[Any]]:
         changed = self.weights if stream == QUANTIZED else {}

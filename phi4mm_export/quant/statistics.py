@@ -13,7 +13,7 @@ from phi4mm_export.quant.stages import Stage
 from phi4mm_export.spec.json_text import json_bytes, read_object
 
 INDEX = "statistics.json"
-VERSION = 1
+VERSION = 2
 
 
 class SavedStatistics:
@@ -29,7 +29,7 @@ class SavedStatistics:
         """Keep one stage; None (no token) is kept as a file without a Hessian."""
         from safetensors.numpy import save_file
 
-        arrays: dict[str, Any] = {"tokens": np.array([seen.tokens if seen else 0], np.int64)}
+        arrays: dict[str, Any] = {"tokens": np.array([seen.tokens, seen.paired] if seen else [0, 0], np.int64)}
         if seen is not None:
             rows, columns = np.triu_indices(len(seen.mean))
             arrays |= {"mean": seen.mean, "mean_exact": seen.mean_exact}
@@ -68,7 +68,7 @@ class SavedStatistics:
         path = self._path(number)
         try:
             arrays = load_file(path)
-            tokens = int(arrays["tokens"][0])
+            tokens, paired = (int(count) for count in arrays["tokens"])
             if not tokens:
                 return None
             hessian = np.zeros((channels, channels))
@@ -76,7 +76,7 @@ class SavedStatistics:
             hessian[rows, columns] = arrays["hessian"]
             hessian[columns, rows] = arrays["hessian"]
             drift = arrays["drift"].astype(np.float64).reshape(channels, channels) if "drift" in arrays else None
-            return Moments(tokens, arrays["mean_exact"], arrays["mean"], hessian, drift)
+            return Moments(tokens, paired, arrays["mean_exact"], arrays["mean"], hessian, drift)
         except (OSError, KeyError, ValueError, IndexError, SafetensorError) as err:
             raise UsageError(
                 f"the statistics cannot be read: {err}", where=str(path), fix="save them again with --save-statistics"

@@ -112,6 +112,7 @@ class QuantizeChoices:
     order: ColumnOrder = ColumnOrder.ACT
     sequential: bool = True
     bias_correction: bool = True
+    rotate: bool | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     accuracy_level: int | None = None

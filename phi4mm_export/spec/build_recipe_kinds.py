@@ -147,6 +147,7 @@ QUANTIZE = {
     "order": _one_of(ColumnOrder),
     "sequential": TRUTH,
     "bias_correction": TRUTH,
+    "rotate": TRUTH,
     "include": TEXTS,
     "exclude": TEXTS,
     "accuracy_level": _integer(0, 4),

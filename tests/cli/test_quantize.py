@@ -54,7 +54,7 @@ def test_a_plain_model_becomes_a_valid_smaller_one_that_computes_nearly_the_same
     assert names(tmp_path) == ["feeds", "in", "out.onnx", "out.onnx.data"]
     onnx.checker.check_model(str(tmp_path / "out.onnx"))
     graph = onnx.load(tmp_path / "out.onnx")
-    assert [node.op_type for node in graph.graph.node if "MatMul" in node.op_type] == ["MatMulNBits", "MatMulNBits"]
+    assert [node.op_type for node in graph.graph.node].count("MatMulNBits") == 2
     assert "com.microsoft" in [entry.domain for entry in graph.opset_import]
     assert output_error(model, tmp_path / "out.onnx", feeds) < 0.1
     assert "2 weights (2 gptq), 4 bits, blocks of 32" in result.stdout

@@ -124,7 +124,8 @@ def test_our_solver_is_no_worse_than_neural_compressors_on_one_layer(block: int)
     rows = np.concatenate(x).astype(np.float64)
     hessian = rows.T @ rows
     hessian[np.diag_indices(128)] += 0.01 * np.diag(hessian).mean()
-    mine = Solver(grid, PLAIN, np.arange(128), upper_factor(hessian, PLAIN)).quantize(weight.astype(np.float64))
+    solver = Solver(block, PLAIN, np.arange(128), upper_factor(hessian, PLAIN))
+    mine = solver.quantize(weight.astype(np.float64), grid)
 
     def error(values: NDArray[np.float64]) -> float:
         return relative(rows @ values, rows @ weight)

@@ -48,7 +48,8 @@ def published(weight: F64, hessian: F64, scales: F64, zeros: F64, block: int, to
 def solve(weight: F64, hessian: F64, grid: Grid, order: Order = Order.NATURAL, math: object = PLAIN) -> Codes:
     turn = channel_order(np.diagonal(hessian), grid.block_size, order)
     arithmetic = EXACT if math is EXACT else PLAIN
-    return Solver(grid, arithmetic, turn, upper_factor(hessian[np.ix_(turn, turn)], arithmetic)).quantize(weight)
+    v = upper_factor(hessian[np.ix_(turn, turn)], arithmetic)
+    return Solver(grid.block_size, arithmetic, turn, v).quantize(weight, grid)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -81,8 +82,9 @@ def test_any_number_of_workers_gives_the_same_codes(monkeypatch: pytest.MonkeyPa
     hessian, weight = problem(64, 40)
     grid = Grid(4, 32, True, np.dtype(np.float32))
     turn = channel_order(np.diagonal(hessian), 32, Order.ACT)
-    solver = Solver(grid, PLAIN, turn, upper_factor(hessian[np.ix_(turn, turn)], PLAIN))
-    np.testing.assert_array_equal(solver.quantize(weight, jobs=1).codes, solver.quantize(weight, jobs=2).codes)
+    solver = Solver(32, PLAIN, turn, upper_factor(hessian[np.ix_(turn, turn)], PLAIN))
+    one, two = (solver.quantize(weight, grid, jobs=jobs) for jobs in (1, 2))
+    np.testing.assert_array_equal(one.codes, two.codes)
 
 
 def test_activation_order_visits_blocks_and_channels_by_falling_energy() -> None:
@@ -121,7 +123,7 @@ def test_the_factor_and_its_solutions_reproduce_the_matrix(channels: int, math: 
     v = upper_factor(hessian, arithmetic)
     assert np.array_equal(v, np.triu(v))
     np.testing.assert_allclose(v @ v.T, hessian, rtol=0, atol=1e-9 * np.abs(hessian).max())
-    x = solve_upper_transposed(v, solve_upper(v, right, arithmetic), arithmetic)
+    x = solve_upper_transposed(v, solve_upper(v, right, arithmetic.fine), arithmetic.fine)
     np.testing.assert_allclose(hessian @ x, right, rtol=0, atol=1e-7)
 
 

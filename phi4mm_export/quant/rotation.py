@@ -1,0 +1,61 @@
+"""A rotation of a product's input that spreads large channels over their neighbours before the weight is rounded.
+
+x W = (x R') (R W) for an orthogonal R: the weight R W is rounded instead of W, and the graph multiplies the input by
+R'. R is the Walsh-Hadamard matrix of 64 channels after a change of signs, the same for every group of 64 channels, so
+that it costs 64 multiplications a value and 16 KiB a graph.
+Sources: QuIP (arXiv 2307.13304), QuaRot (arXiv 2404.00456).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from phi4mm_export.weights.exact import F32, F64
+
+ROTATED = 64
+"""Channels that are mixed with each other, at most."""
+MIN_ROTATED = 16
+"""Below this many mixing does not help."""
+_SEED = 64
+
+
+def rotation_size(channels: int) -> int:
+    """The largest power of two up to 64 that divides the number of channels, or 0 when it is too small."""
+    size = ROTATED
+    while channels % size:
+        size //= 2
+    return size if size >= MIN_ROTATED else 0
+
+
+def rotated(x: F64, size: int) -> F64:
+    """R x for x [K, N], K a multiple of `size`; only additions and multiplications of single elements."""
+    signs = _signs(size)[:, None]
+    return _spread(x.reshape(-1, size, x.shape[1]) * signs, size).reshape(x.shape)
+
+
+def turned_back(y: F64, size: int) -> F64:
+    """R' y for y [K, N]."""
+    spread = _spread(y.reshape(-1, size, y.shape[1]), size)
+    return (spread * _signs(size)[:, None]).reshape(y.shape)
+
+
+def rotation_matrix(size: int) -> F32:
+    """R' [size, size]: what a row of inputs is multiplied by."""
+    return turned_back(np.eye(size), size).astype(np.float32)
+
+
+def _spread(groups: F64, size: int) -> F64:
+    """The Walsh-Hadamard transform over the second axis of [groups, size, N], over sqrt(size)."""
+    count, _, width = groups.shape
+    step = 1
+    while step < size:
+        pairs = groups.reshape(count, size // (2 * step), 2, step, width)
+        groups = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
+        step *= 2
+    result: F64 = groups.reshape(count, size, width) * float(1.0 / np.sqrt(np.float64(size)))
+    return result
+
+
+def _signs(size: int) -> F64:
+    """Fixed signs: constant inputs must not meet in one channel."""
+    return np.random.Generator(np.random.PCG64(_SEED)).integers(0, 2, size).astype(np.float64) * 2.0 - 1.0
