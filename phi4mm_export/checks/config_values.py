@@ -159,14 +159,15 @@ def _search(search: Any, model: Mapping[str, Any]) -> Iterator[Finding]:
     if "max_length" in search:
         length = search["max_length"]
         whole = isinstance(length, int) and not isinstance(length, bool)
-        if not whole or length <= 0 or (_number(context) and length > context):
+        limit = int(context) if _number(context) and context >= 1 else None  # else C312 says so
+        if not whole or length <= 0 or (limit is not None and length > limit):
             yield error(
                 "C320",
                 f"{CONFIG_FILE}: search.max_length",
                 "the length must be a whole number between 1 and model.context_length",
-                expected=f"1 to {context}",
+                expected="a whole number from 1 on" if limit is None else f"1 to {limit}",
                 found="null" if length is None else length,
-                fix=f"write {context} or less, without a fraction",
+                fix=f"write {'a length' if limit is None else f'{limit} or less'}, without a fraction",
             )
         elif _number(search.get("min_length")) and search["min_length"] > length:
             yield error(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phi4mm_export.checks.report import Finding, error
@@ -16,12 +16,14 @@ from phi4mm_export.errors import PackageError
 from phi4mm_export.package.graph_io import GraphIo, graph_io, load_graph
 from phi4mm_export.spec.contract import FILE_NAMES, Component, PackageLayout
 from phi4mm_export.spec.json_text import parse_object, read_bytes
-from phi4mm_export.spec.on_disk import is_file, real_path
+from phi4mm_export.spec.on_disk import is_file, is_inside_name, real_path
 
 if TYPE_CHECKING:
     import onnx
 
 CONFIG_FILE = "genai_config.json"
+NO_CONFIG = "C300"
+"""Code of the finding that the config is missing or broken."""
 MAX_GRAPH_NBYTES = 2**31 - 1
 """Most bytes a serialized protobuf message can have."""
 
@@ -113,14 +115,6 @@ def open_file(path: Path) -> OpenedPackage:
     return OpenedPackage(path.parent, {}, {}, (opened,), (), tuple(neighbours))
 
 
-def is_inside_name(file: str) -> bool:
-    """True for a relative name without `..`, drive or root, in the spelling of any operating system."""
-    windows = PureWindowsPath(file)
-    if not file or windows.drive or windows.root or PurePosixPath(file).is_absolute() or "\0" in file:
-        return False
-    return ".." not in windows.parts
-
-
 def _read_config(folder: Path, findings: list[Finding]) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
@@ -136,7 +130,7 @@ def _read_config(folder: Path, findings: list[Finding]) -> dict[str, Any]:
             )
         return parse_object(data, CONFIG_FILE, error=PackageError)
     except PackageError as err:
-        findings.append(error("C300", CONFIG_FILE, err.what, fix=err.fix))
+        findings.append(error(NO_CONFIG, CONFIG_FILE, err.what, fix=err.fix))
         return {}
 
 

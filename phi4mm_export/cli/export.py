@@ -140,8 +140,9 @@ def show(report: ExportReport, *, verbose: int) -> None:
     if Component.DECODER in recipe.components:
         held = ", ".join(report.baked) or ("in files beside it" if recipe.lora is LoraForm.ADAPTERS else "none")
         render.text(f"decoder {recipe.precision}, LoRA form {recipe.lora}, adapters: {held}")
-    cache = format_bytes(report.kv_nbytes_per_token * report.max_length)
-    render.text(f"max_length {report.max_length:,}: the key-value cache takes {cache} when a generator opens")
+    if set(recipe.components) == set(Component):
+        cache = format_bytes(report.kv_nbytes_per_token * report.max_length)
+        render.text(f"max_length {report.max_length:,}: the key-value cache takes {cache} when a generator opens")
     if verbose:
         for file in report.files:
             render.text(f"  {file.nbytes:>15,}  {file.name}")

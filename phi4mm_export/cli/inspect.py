@@ -30,12 +30,12 @@ def command(
     if json_output:
         render.document(found.as_json())
         return
-    render.text(f"{found.kind} {found.name}")
+    render.text(f"{'part of a package' if found.kind == 'part' else found.kind} {found.name}")
     lines = []
     if found.checkpoint is not None:
         lines += list(_checkpoint(found.checkpoint))
     if found.package is not None:
-        lines += list(_package(found.package, single=found.kind == "graph"))
+        lines += list(_package(found.package, found.kind))
     for line in lines:
         render.text(line)
     for finding in found.findings:
@@ -57,9 +57,13 @@ def _checkpoint(summary: CheckpointSummary) -> Iterator[str]:
         yield f"warning: {warning}"
 
 
-def _package(summary: PackageSummary, *, single: bool) -> Iterator[str]:
-    if not single:
+def _package(summary: PackageSummary, kind: str) -> Iterator[str]:
+    if kind == "part":
+        held = ", ".join(graph.component for graph in summary.graphs if graph.component)
+        yield f"holds {held} alone: the runtime needs the other graphs and genai_config.json beside it"
+    if kind == "package":
         yield f"contract: {summary.contract}, adapters: {summary.lora}, providers: {', '.join(summary.providers)}"
+    if kind != "graph":
         yield f"size: {format_bytes(summary.nbytes)} in {summary.files} files"
     for graph in summary.graphs:
         yield from _graph(graph)

@@ -9,14 +9,14 @@ become float32 first: most CPU kernels know no float16.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import onnx_ir as ir
 
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.footprint import DecoderDims
+from phi4mm_export.spec.json_fields import Fields
 from phi4mm_export.spec.model import AudioDims, VisionDims
 
 PACKED_OPERATORS = frozenset({"MatMulNBits", "MatMul", "FusedMatMul", "Gemm", "Conv"})
@@ -79,18 +79,22 @@ def has_full_logits(model: ir.Model) -> bool:
     return True
 
 
-def decoder_dims(config: Mapping[str, Any], model: ir.Model) -> DecoderDims:
-    """The decoder's sizes: those that genai_config.json states, and the MLP's width from the graph."""
-    section = config["model"]["decoder"]
+def decoder_dims(config: Fields, model: ir.Model) -> DecoderDims:
+    """The decoder's sizes: those that genai_config.json states, and the MLP's width from the graph.
+
+    Raises as `Fields.integer` for a size that is missing or none.
+    """
+    whole = config.section("model")
+    section = whole.section("decoder")
     return DecoderDims(
-        hidden_size=int(section["hidden_size"]),
+        hidden_size=section.integer("hidden_size"),
         intermediate_size=_intermediate(model),
-        num_layers=int(section["num_hidden_layers"]),
-        num_heads=int(section["num_attention_heads"]),
-        num_kv_heads=int(section["num_key_value_heads"]),
-        head_dim=int(section["head_size"]),
-        vocab_size=int(config["model"]["vocab_size"]),
-        context_length=int(config["model"]["context_length"]),
+        num_layers=section.integer("num_hidden_layers"),
+        num_heads=section.integer("num_attention_heads"),
+        num_kv_heads=section.integer("num_key_value_heads"),
+        head_dim=section.integer("head_size"),
+        vocab_size=whole.integer("vocab_size"),
+        context_length=whole.integer("context_length"),
     )
 
 

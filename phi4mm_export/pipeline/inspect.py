@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phi4mm_export.checks.opened import CONFIG_FILE, OpenedPackage, open_file, open_package
+from phi4mm_export.checks.opened import CONFIG_FILE, NO_CONFIG, OpenedPackage, open_file, open_package
 from phi4mm_export.checks.report import Finding
 from phi4mm_export.errors import CheckpointError, PackageError, UsageError
+from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.on_disk import exists, is_file, is_folder
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class CheckpointSummary:
 class Inspection:
     """What stands at a path: exactly one of checkpoint and package is set; a single graph is a package of one.
 
+    `kind`: checkpoint, package, part (some of a package's graphs, without genai_config.json) or graph.
     `findings` are faults of the external data, and what could not be read.
     """
 
@@ -111,7 +113,11 @@ def _file(path: Path) -> Inspection:
 
 
 def _package(folder: Path) -> Inspection:
-    return _described("package", folder.resolve().name, open_package(folder))
+    opened = open_package(folder)
+    if opened.graphs and set(opened.graphs) != set(Component) and not exists(folder / CONFIG_FILE):
+        known = tuple(finding for finding in opened.findings if finding.code != NO_CONFIG)
+        return _described("part", folder.resolve().name, replace(opened, findings=known))
+    return _described("package", folder.resolve().name, opened)
 
 
 def _described(kind: str, name: str, opened: OpenedPackage) -> Inspection:

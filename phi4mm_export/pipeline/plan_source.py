@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -17,13 +16,14 @@ from phi4mm_export.checkpoint.documents import read_object
 from phi4mm_export.checkpoint.hub import resolve_model
 from phi4mm_export.checkpoint.open import Checkpoint, open_checkpoint
 from phi4mm_export.checkpoint.stand_in import WEIGHTS_FILE, header_bytes, write_stand_in
-from phi4mm_export.errors import PackageError
+from phi4mm_export.errors import PackageError, UsageError
 from phi4mm_export.package.graph_io import load_graph
 from phi4mm_export.package.scan import package_files
 from phi4mm_export.spec.config_json import CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE, parse_config
 from phi4mm_export.spec.contract import FILE_NAMES, Component, FloatType, PackageLayout, Provider
 from phi4mm_export.spec.genai import CONFIG_FILE as GENAI_FILE
 from phi4mm_export.spec.inventory import stored_inventory
+from phi4mm_export.spec.json_fields import Fields
 from phi4mm_export.spec.json_text import read_object as read_json
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.on_disk import exists, home_expanded, is_file
@@ -61,6 +61,12 @@ def open_for_plan(
             yield OpenedForPlan(checkpoint, found, small, model=found)
         return
     folder = found
+    if not exists(folder / CONFIG_FILE) and any(folder.rglob("*.onnx")):
+        raise UsageError(
+            f"expected a checkpoint or a whole package, found graphs without {GENAI_FILE}",
+            where=str(path),
+            fix="write it with phi4mm config, or name the checkpoint",
+        )
     if any(folder.glob("*.safetensors*")) or not exists(folder / CONFIG_FILE):
         with open_checkpoint(folder, adapter_paths=adapter_paths) as checkpoint:
             yield OpenedForPlan(checkpoint, folder.resolve().name, folder)
@@ -90,7 +96,7 @@ class PackageHeads:
     """A package's config and graphs; no data file was opened."""
 
     name: str
-    config: Mapping[str, Any]
+    config: Fields
     graphs: Mapping[Component, ir.Model]
     files: Mapping[str, int]
     float_type: FloatType
@@ -109,13 +115,13 @@ def read_package(path: str | Path, provider: Provider | None) -> PackageHeads | 
     folder = home_expanded(path)
     if not is_package(folder):
         return None
-    config = read_json(folder / GENAI_FILE, error=PackageError)
+    config = Fields(read_json(folder / GENAI_FILE, error=PackageError), GENAI_FILE, error=PackageError)
     graphs = {component: _graph(folder, config, component) for component in Component}
     files = package_files(folder)
-    model = config["model"]
-    options = model["decoder"].get("session_options", {}).get("provider_options", [])
+    model = config.section("model")
+    options = model.section("decoder").section("session_options").get("provider_options")
     stated = Provider.CUDA if "cuda" in json.dumps(options).lower() else Provider.CPU
-    shrinks = [json.dumps(model.get(role.value, {}).get("run_options", {})) for role in Role]
+    shrinks = [json.dumps(model.section(role.value).get("run_options")) for role in Role]
     return PackageHeads(
         folder.resolve().name,
         config,
@@ -123,14 +129,13 @@ def read_package(path: str | Path, provider: Provider | None) -> PackageHeads | 
         files,
         _cache_type(graphs[Component.DECODER]),
         provider or stated,
-        int(config.get("search", {}).get("max_length", model["context_length"])),
+        config.section("search").integer("max_length", model.integer("context_length")),
         all("enable_memory_arena_shrinkage" in text for text in shrinks),
     )
 
 
-def _graph(folder: Path, config: Mapping[str, Any], component: Component) -> ir.Model:
-    section = config.get("model", {}).get(component.value)
-    stated = section.get("filename") if isinstance(section, dict) else None
+def _graph(folder: Path, config: Fields, component: Component) -> ir.Model:
+    stated = config.section("model").section(component.value).get("filename")
     name = str(stated or FILE_NAMES[PackageLayout.FLAT][component])
     if not is_file(folder / name):
         raise PackageError(

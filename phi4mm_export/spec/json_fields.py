@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
-from phi4mm_export.errors import CheckpointError
+from phi4mm_export.errors import CheckpointError, Phi4mmError
 
 MAX_INTEGER = 2**31 - 1
 """No dimension, rank, length or count of a model comes near it; runtimes keep them in 32 bits."""
@@ -30,11 +30,13 @@ class Fields:
     """One JSON object with the place it came from.
 
     An absent key takes the default; where no default is given, it is an error. `null` counts as a value
-    unless a method says otherwise.
+    unless a method says otherwise. `error` is the class that every method raises.
     """
 
-    def __init__(self, raw: JsonObject, file: str, path: str = "") -> None:
-        self.raw, self.file, self.path = raw, file, path
+    def __init__(
+        self, raw: JsonObject, file: str, path: str = "", *, error: type[Phi4mmError] = CheckpointError
+    ) -> None:
+        self.raw, self.file, self.path, self.error = raw, file, path, error
 
     def __contains__(self, key: str) -> bool:
         return key in self.raw
@@ -58,7 +60,7 @@ class Fields:
     def refuse(self, key: str, expected: str, *, fix: str = "") -> NoReturn:
         """Raise: the key's value is not what was expected."""
         found = shown(self.raw[key]) if key in self.raw else "no such key"
-        raise CheckpointError(
+        raise self.error(
             f"{self.path}{key} must be {expected}, found {found}",
             where=self.where(key),
             fix=fix or f"correct {self.path}{key} in {self.file}",
@@ -71,7 +73,7 @@ class Fields:
             value = {}
         if not isinstance(value, Mapping):
             self.refuse(key, "an object")
-        return Fields(value, self.file, f"{self.path}{key}.")
+        return Fields(value, self.file, f"{self.path}{key}.", error=self.error)
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """An integer of at least `minimum` and at most MAX_INTEGER."""
@@ -95,14 +97,14 @@ class Fields:
         if not isinstance(value, list):
             self.refuse(key, f"a list of {length} numbers")
         if len(value) != length:
-            raise CheckpointError(
+            raise self.error(
                 f"{self.path}{key} must hold {length} numbers, found {len(value)}",
                 where=self.where(key),
                 fix=f"correct {self.path}{key} in {self.file}",
             )
         for position, item in enumerate(value):
             if not _is_finite(item) or item <= 0:
-                raise CheckpointError(
+                raise self.error(
                     f"{self.path}{key}[{position}] must be a positive finite number, found {shown(item)}",
                     where=self.where(f"{key}[{position}]"),
                     fix=f"correct {self.path}{key} in {self.file}",

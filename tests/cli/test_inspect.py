@@ -140,6 +140,26 @@ def test_a_broken_package_is_described_as_far_as_it_can_be_read(tmp_path: Path) 
     assert "graph decoder" in result.stdout
 
 
+def test_a_part_of_a_package_is_no_fault_and_says_what_it_holds(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    words = ["export", str(tiny_checkpoint), "-o", str(tmp_path / "p"), "--component", "speech"]
+    made = CliRunner().invoke(app, words)
+    assert "key-value cache" not in made.stdout
+    result = _run(tmp_path / "p")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("part of a package p\nholds speech alone: ")
+    assert "error" not in result.stdout
+    document = json.loads(_run(tmp_path / "p", "--json").stdout)
+    assert (document["kind"], document["findings"]) == ("part", [])
+
+
+def test_four_graphs_without_their_config_are_a_package_with_a_fault(tmp_path: Path) -> None:
+    package = build_package(tmp_path / "package")
+    (package / "genai_config.json").unlink()
+    result = _run(package)
+    assert result.stdout.startswith("package package\n")
+    assert "error C300 genai_config.json: the file is missing" in result.stdout
+
+
 def test_an_onnx_file_that_is_none_exits_3(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"\xff" * 10)
     result = _run(tmp_path / "x.onnx")

@@ -6,9 +6,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.full_size import write_full_size
+from support.packages import edit_json
 from typer.testing import CliRunner, Result
 
 from phi4mm_export.cli.app import app
@@ -280,4 +282,39 @@ def test_a_package_without_a_graph_is_refused_by_name(gated_package: Path, tmp_p
     for name in ("genai_config.json", "phi-4-mm-text.onnx"):
         (tmp_path / "p" / name).write_bytes((gated_package / name).read_bytes())
     with pytest.raises(PackageError, match=r"phi-4-mm-vision\.onnx is missing"):
+        plan(tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        (("model",), "context_length", -1),
+        (("model",), "vocab_size", None),
+        (("model", "decoder"), "head_size", "64"),
+        (("search",), "max_length", None),
+        ((), "model", []),
+    ],
+)
+def test_a_package_whose_config_states_no_sizes_is_refused_by_key(
+    gated_package: Path, tmp_path: Path, section: tuple[str, ...], key: str, value: object
+) -> None:
+    (tmp_path / "p").mkdir()
+    for file in (*gated_package.glob("*.onnx"), gated_package / "genai_config.json"):
+        (tmp_path / "p" / file.name).write_bytes(file.read_bytes())
+
+    def change(config: dict[str, Any]) -> None:
+        for name in section:
+            config = config[name]
+        config[key] = value
+
+    edit_json(tmp_path / "p" / "genai_config.json", change)
+    with pytest.raises(PackageError) as caught:
+        plan(tmp_path / "p")
+    assert caught.value.where == f"genai_config.json: {'.'.join((*section, key))}"
+
+
+def test_graphs_without_a_config_are_no_whole_package(gated_package: Path, tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "vision.onnx").write_bytes((gated_package / "phi-4-mm-vision.onnx").read_bytes())
+    with pytest.raises(UsageError, match=r"found graphs without genai_config\.json"):
         plan(tmp_path / "p")

@@ -151,6 +151,21 @@ def test_both_numbers_are_named_when_max_length_exceeds_the_context(package: Pat
     assert finding.found == "131073"
 
 
+@pytest.mark.parametrize("context", [-1, 0, "long", None])
+def test_no_length_is_asked_for_that_cannot_exist(package: Path, context: object) -> None:
+    edit_config(package, _model("context_length", context))
+    edit_config(package, _search("max_length", 0))
+    finding = _only(validate(package), "C320")
+    assert finding.expected == "a whole number from 1 on"
+    assert finding.fix == "write a length, without a fraction"
+
+
+@pytest.mark.parametrize("context", [-1, 0, None])
+def test_a_length_is_not_measured_against_a_context_that_cannot_be(package: Path, context: object) -> None:
+    edit_config(package, _model("context_length", context))
+    assert "C320" not in {finding.code for finding in validate(package).findings}
+
+
 def test_a_misspelt_key_gets_the_nearest_known_one(package: Path) -> None:
     edit_config(package, _search("max_lenght", 5))
     assert "'max_length'" in _only(validate(package), "C302").fix
