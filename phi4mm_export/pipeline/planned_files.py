@@ -1,7 +1,7 @@
 """Every file that an export publishes, with its size, before a byte is written: what the finished folder will hold.
 
-Data, graph and configuration files are exact; so is the manifest, whose digests are as long as those to come. Adapter
-files and graphs taken out of another package's data file are estimated.
+Data, adapter, graph and configuration files are exact; so is the manifest, whose digests are as long as those to come.
+Graphs taken out of another package's data file are estimated.
 """
 
 from __future__ import annotations
