@@ -7,7 +7,7 @@ from typing import Any
 
 from phi4mm_export.checks.contract import STATE_NAMES
 from phi4mm_export.checks.decoder_facts import DecoderFacts, decoder_facts
-from phi4mm_export.checks.opened import CONFIG_FILE, OpenedGraph, OpenedPackage, is_inside_name
+from phi4mm_export.checks.opened import CONFIG_FILE, OpenedGraph, OpenedPackage
 from phi4mm_export.checks.report import Finding, error, note, warning
 from phi4mm_export.checks.sizes import (
     EMBEDS_IN,
@@ -21,7 +21,7 @@ from phi4mm_export.checks.sizes import (
 )
 from phi4mm_export.package.graph_io import TensorIo
 from phi4mm_export.spec.contract import Component
-from phi4mm_export.spec.on_disk import is_file
+from phi4mm_export.spec.on_disk import is_file, is_inside_name
 
 GATED_MIN_RUNTIME = "0.14.1"
 """First onnxruntime-genai that feeds input_ids to this model type's decoder (0.13.2 does not)."""

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from phi4mm_export.checks.opened import OpenedGraph, OpenedPackage, is_inside_name
+from phi4mm_export.checks.opened import OpenedGraph, OpenedPackage
 from phi4mm_export.checks.report import Finding, error, warning
 from phi4mm_export.checks.tensors import DataRange, Fault, data_ranges
 from phi4mm_export.errors import some
-from phi4mm_export.spec.on_disk import is_file, is_link, real_path
+from phi4mm_export.spec.on_disk import is_file, is_inside_name, is_link, real_path
 
 MAX_PADDING = 1 << 16
 """Largest alignment that writers use (the allocation granularity of Windows)."""

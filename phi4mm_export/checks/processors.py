@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phi4mm_export.checks.opened import OpenedPackage, is_inside_name
+from phi4mm_export.checks.opened import OpenedPackage
 from phi4mm_export.checks.report import Finding, error, note, warning
 from phi4mm_export.errors import PackageError, some
 from phi4mm_export.spec.json_text import json_kind, read_object
 from phi4mm_export.spec.model import IMAGE_SIZE
-from phi4mm_export.spec.on_disk import is_file
+from phi4mm_export.spec.on_disk import is_file, is_inside_name
 from phi4mm_export.spec.processors import ProcessorValues, speech_processor, vision_processor
 
 DEFAULT_MAX_SAMPLES = 480_000

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from phi4mm_export.checks.opened import CONFIG_FILE, OpenedPackage, is_inside_name
+from phi4mm_export.checks.opened import CONFIG_FILE, OpenedPackage
 from phi4mm_export.checks.report import Finding, error, warning
 from phi4mm_export.errors import PackageError, some
 from phi4mm_export.spec.json_text import json_kind, read_object
-from phi4mm_export.spec.on_disk import is_file
+from phi4mm_export.spec.on_disk import is_file, is_inside_name
 from phi4mm_export.spec.tokens import END_OF_TURN, PLACEHOLDERS, runtime_knows_class
 
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"

@@ -13,7 +13,7 @@ from phi4mm_export.checks.claims import Claims, FileFault, read_claims
 from phi4mm_export.checks.contract import detect_contract
 from phi4mm_export.checks.diagnosis import Diagnosis, diagnose, file_findings, further_findings, is_blocking
 from phi4mm_export.checks.files import compare_files
-from phi4mm_export.checks.opened import OpenedPackage, is_inside_name, open_package
+from phi4mm_export.checks.opened import OpenedPackage, open_package
 from phi4mm_export.checks.report import Finding, most_severe_first
 from phi4mm_export.checks.static import check_package, config_provider
 from phi4mm_export.errors import ExitCode, PackageError, UsageError
@@ -32,7 +32,7 @@ from phi4mm_export.package.scan import Entry, EntryKind, scan
 from phi4mm_export.package.write import hashed
 from phi4mm_export.pipeline.doctor_repairs import Repairs, plan_repairs, unified_patch
 from phi4mm_export.spec.contract_file import load_contract
-from phi4mm_export.spec.on_disk import found_at, home_expanded, is_entry, is_file, is_folder, real_path
+from phi4mm_export.spec.on_disk import found_at, home_expanded, is_entry, is_file, is_folder, is_inside_name, real_path
 
 MOST_ROUNDS = 3
 """A copy is looked at again after its repair; what is left after these rounds is for a person."""

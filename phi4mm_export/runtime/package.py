@@ -6,7 +6,7 @@ Only small files and the decoder's protobuf are read; weights stay on disk. What
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from phi4mm_export.errors import PackageError, UsageError, some
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.json_text import read_object
 from phi4mm_export.spec.model import Role
-from phi4mm_export.spec.on_disk import exists, is_file, is_folder
+from phi4mm_export.spec.on_disk import exists, is_file, is_folder, is_inside_name
 
 if TYPE_CHECKING:
     import onnx
@@ -241,19 +241,16 @@ def _whole_number(section: Mapping[str, Any], key: str, where: str) -> int:
 
 def _check_files(folder: Path, model: Mapping[str, Any]) -> None:
     missing: list[str] = []
+    _refuse_outside(model, "model", ("tokenizer_dir",))
     for component in Component:
         section = _section(model, component.value)
+        _refuse_outside(section, f"model.{component}", ("filename", "config_filename", "adapter_filename"))
         name = section.get("filename")
         if component is Component.SPEECH and not name:
             continue
         if not isinstance(name, str) or not name:
             raise PackageError(
                 f"expected the file name of the {component} graph, found {name!r}",
-                where=f"{CONFIG_FILE}: model.{component}.filename",
-            )
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise PackageError(
-                f"expected a file inside the package, found {name!r}",
                 where=f"{CONFIG_FILE}: model.{component}.filename",
             )
         if not is_file(folder / name):
@@ -264,6 +261,18 @@ def _check_files(folder: Path, model: Mapping[str, Any]) -> None:
             where=CONFIG_FILE,
             fix="copy the whole package again",
         )
+
+
+def _refuse_outside(section: Mapping[str, Any], place: str, keys: Sequence[str]) -> None:
+    """Raise PackageError for a file or folder name that leads out of the package."""
+    for key in keys:
+        name = section.get(key)
+        if isinstance(name, str) and name and not is_inside_name(name):
+            raise PackageError(
+                f"expected a name inside the package, found {name!r:.100}",
+                where=f"{CONFIG_FILE}: {place}.{key}",
+                fix="name a file of the package; fetch it again from a source you trust",
+            )
 
 
 def load_graph(path: Path, name: str) -> onnx.ModelProto:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from phi4mm_export.errors import SystemLimitError
 
@@ -90,3 +90,11 @@ def real_path(path: Path) -> Path:
         return Path(os.path.realpath(path))
     except ValueError:
         return path.absolute()
+
+
+def is_inside_name(name: str) -> bool:
+    """Whether a name is relative, without `..`, drive or root, in the spelling of any operating system."""
+    windows = PureWindowsPath(name)
+    if not name or windows.drive or windows.root or PurePosixPath(name).is_absolute() or "\0" in name:
+        return False
+    return ".." not in windows.parts

@@ -107,10 +107,17 @@ def test_speech_may_be_left_out_and_nothing_else(package: Path) -> None:
         open_package(package)
 
 
-@pytest.mark.parametrize("name", ["../decoder.onnx", "/decoder.onnx"])
-def test_a_graph_outside_the_package_is_refused(package: Path, name: str) -> None:
-    with pytest.raises(PackageError, match="expected a file inside the package"):
-        open_package(edited(package, lambda model: model["decoder"].update(filename=name)))
+@pytest.mark.parametrize("name", ["../decoder.onnx", "/decoder.onnx", "..\\decoder.onnx", "C:\\decoder.onnx"])
+@pytest.mark.parametrize("place", ["decoder.filename", "vision.config_filename", "speech.adapter_filename"])
+def test_a_file_outside_the_package_is_refused_and_the_key_named(package: Path, place: str, name: str) -> None:
+    section, key = place.split(".")
+    with pytest.raises(PackageError, match=rf"model\.{section}\.{key}: expected a name inside the package"):
+        open_package(edited(package, lambda model: model[section].update({key: name})))
+
+
+def test_a_tokenizer_outside_the_package_is_refused(package: Path) -> None:
+    with pytest.raises(PackageError, match=r"model\.tokenizer_dir"):
+        open_package(edited(package, lambda model: model.update(tokenizer_dir="../tokenizer")))
 
 
 def test_missing_graphs_are_named_together(package: Path) -> None:
