@@ -1,8 +1,8 @@
 """Mutation testing of the modules on which trust rests: how many small faults do their own tests notice?
 
 Works on a copy of the repository (cosmic-ray changes files in place). cosmic-ray is no dependency: give the folder of
-a virtual environment that has it. Type annotations are not mutated; a mutant that does not end in time counts as
-noticed.
+a virtual environment that has it. The tests run in forks of one process (`mutation_server.py`; Linux only). Type
+annotations are not mutated; a mutant that does not end in time counts as noticed.
 
 Example: python -m venv /tmp/mut && /tmp/mut/bin/pip install cosmic-ray
          python scripts/mutation.py --tools /tmp/mut/bin --module packing --module publish
@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
 import contextlib
 import json
+import os
 import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -24,6 +27,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from mutation_server import ASK
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 120
@@ -46,7 +51,10 @@ TARGETS = {
     ),
     "claim": Target("package/claim.py", ("tests/package/test_publish.py", "tests/package/test_claim.py")),
     "resume": Target("package/resume.py", ("tests/package/test_resume.py",)),
-    "manifest": Target("package/manifest.py", ("tests/unit/test_manifest.py",)),
+    "manifest": Target("package/manifest.py", ("tests/unit/test_manifest.py", "tests/unit/test_manifest_hostile.py")),
+    "manifest_read": Target(
+        "package/manifest_read.py", ("tests/unit/test_manifest.py", "tests/unit/test_manifest_hostile.py")
+    ),
     "shards": Target("checkpoint/shards.py", ("tests/unit/test_shards.py", "tests/faults/test_checkpoint_folder.py")),
     "gptq": Target("quant/gptq.py", ("tests/quantize/test_gptq_solver.py",)),
 }
@@ -79,19 +87,43 @@ def run_target(target: Target, tools: Path, *, numbers: bool) -> tuple[int, list
         for name in ("phi4mm_export", "tests", "scripts"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copyfile(ROOT / "pyproject.toml", copy / "pyproject.toml")
-        (copy / "mutation.toml").write_text(configuration(target), encoding="utf-8")
+        mutated = copy / "phi4mm_export" / target.module
+        compileall.compile_dir(copy, quiet=1)
+        for compiled in mutated.parent.glob(f"__pycache__/{mutated.stem}.*"):
+            compiled.unlink()  # its time stamp has whole seconds: it would pass for the mutant's
+        (copy / "mutation.toml").write_text(configuration(target, copy / "server"), encoding="utf-8")
         _tool(tools, copy, "init", "mutation.toml", "session.sqlite")
-        source = (copy / "phi4mm_export" / target.module).read_text(encoding="utf-8")
-        thin(copy / "session.sqlite", source, numbers=numbers)
-        _tool(tools, copy, "exec", "mutation.toml", "session.sqlite")
+        thin(copy / "session.sqlite", mutated.read_text(encoding="utf-8"), numbers=numbers)
+        with serving(copy):
+            if ask(copy, target.tests):
+                raise SystemExit(f"the tests of {target.module} fail without a mutant")
+            _tool(tools, copy, "exec", "mutation.toml", "session.sqlite")
         lines = _tool(tools, copy, "dump", "session.sqlite").splitlines()
     return judge([json.loads(line) for line in lines])
 
 
-def configuration(target: Target) -> str:
-    """cosmic-ray's settings: the tests run with this interpreter, in the copy."""
-    tests = " ".join(target.tests)
-    command = f"{sys.executable} -m pytest -n 0 -x -q -p no:cacheprovider {tests}"
+@contextlib.contextmanager
+def serving(copy: Path) -> Iterator[None]:
+    """The test server, in the copy, while the block runs."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
+    server = subprocess.Popen([sys.executable, "scripts/mutation_server.py", "server"], cwd=copy, env=environment)
+    try:
+        while not (copy / "server").exists():
+            time.sleep(0.1)
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def ask(copy: Path, tests: tuple[str, ...]) -> int:
+    """pytest's exit code for the tests as they stand."""
+    return subprocess.run([sys.executable, "-c", ASK, "server", *tests], cwd=copy, check=False).returncode
+
+
+def configuration(target: Target, address: Path) -> str:
+    """cosmic-ray's settings: the tests run in forks of the server."""
+    command = shlex.join([sys.executable, "-S", "-I", "-c", ASK, str(address), *target.tests])
     return "\n".join(
         (
             "[cosmic-ray]",

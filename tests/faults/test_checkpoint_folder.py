@@ -81,6 +81,18 @@ def test_a_missing_shard_is_named_with_its_tensor_count_and_the_index(folder: Pa
     assert f"missing 1 of the 2 files that {ck.INDEX} names, with {lost} tensors" in error.what
 
 
+def test_an_unfinished_download_in_the_hubs_cache_is_mentioned(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "models--owner--name"
+    (cache / "blobs").mkdir(parents=True)
+    (cache / "blobs" / "0123abcd.incomplete").touch()
+    (folder / LAST).unlink()
+    for parent, mentioned in (("snapshots", True), ("copies", False), ("tmp", False)):
+        (cache / parent).mkdir()
+        copy = folder.rename(cache / parent / "f00d")
+        assert ("0123abcd.incomplete" in refusal(copy).what) == mentioned
+        copy.rename(folder)
+
+
 def test_an_unfinished_download_beside_a_missing_shard_is_mentioned(folder: Path) -> None:
     (folder / LAST).rename(folder / f"{LAST}.incomplete")
     assert f"{LAST}.incomplete" in refusal(folder).what

@@ -20,12 +20,16 @@ from phi4mm_export.package.manifest import (
     library_versions,
     make_manifest,
     manifest_documents,
+    recipe_json,
 )
 from phi4mm_export.package.manifest_quantized import Quantized, digest_of, quantized_manifest
 from phi4mm_export.package.manifest_read import parse_manifest, read_manifest
 from phi4mm_export.package.replace_graph import plan_copy
 from phi4mm_export.package.write import WrittenFile
+from phi4mm_export.spec.contract import Component
+from phi4mm_export.spec.recipe import Recipe
 
+DECODER_CHOICES = ("precision", "lora_precision", "lora", "adapters", "full_logits")
 ZERO, ONE = "0" * 64, "1" * 64
 
 
@@ -66,6 +70,35 @@ def test_the_package_digest_follows_files_and_the_recipe_digest_choices() -> Non
     other_choice = make_manifest([_entry("a")], recipe={"bits": 8})
     assert (one.recipe_digest, one.package_digest != other_file.package_digest) == (other_file.recipe_digest, True)
     assert (one.package_digest, one.recipe_digest != other_choice.recipe_digest) == (other_choice.package_digest, True)
+
+
+def test_the_recipe_digest_is_that_of_compact_json_with_sorted_keys_in_utf8() -> None:
+    plain = _manifest(recipe={"z": "é", "a": [1]}, settings={"n": None})
+    text = '{"adapters":[],"quantization":[],"recipe":{"a":[1],"z":"é"},"settings":{"n":null}}'
+    assert plain.recipe_digest == hashlib.sha256(text.encode()).hexdigest()
+    built = changed_manifest(plain, plain.files, build={"name": "int4-gptq"})
+    text = text.replace('"quantization"', '"build":{"name":"int4-gptq"},"quantization"')
+    assert built.recipe_digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_a_number_that_json_lacks_is_no_choice() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        _manifest(recipe={"a": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("components", "absent"),
+    [
+        ((), set()),
+        (("speech",), {*DECODER_CHOICES, "block_size", "accuracy_level", "embedding_precision"}),
+        (("embedding",), {*DECODER_CHOICES, "encoder_precision"}),
+        (("decoder", "vision"), {"embedding_precision"}),
+    ],
+)
+def test_choices_about_graphs_that_are_not_exported_are_left_out(components: tuple[str, ...], absent: set[str]) -> None:
+    whole = set(recipe_json(Recipe.resolve(), ()))
+    recipe = Recipe.resolve(components=tuple(map(Component, components)))
+    assert whole - set(recipe_json(recipe, ())) == absent
 
 
 @pytest.mark.parametrize("part", ["settings", "recipe"])

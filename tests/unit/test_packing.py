@@ -8,6 +8,7 @@ import pytest
 from phi4mm_export.weights.packing import (
     absmax_scales,
     blocks_of,
+    column_sums,
     decode,
     encode,
     least_squares_scales,
@@ -26,10 +27,31 @@ def _error(rows: np.ndarray, scales: np.ndarray, bits: int, block: int) -> float
     return float(((decode(encode(blocks, scales, bits), scales, bits) - blocks) ** 2).sum())
 
 
-def test_the_last_block_of_a_row_is_filled_with_zeros() -> None:
-    blocks = blocks_of(np.ones((2, 5), np.float32), 4)
+@pytest.mark.parametrize("width", [5, 6, 7])
+def test_the_last_block_of_a_row_is_filled_with_zeros(width: int) -> None:
+    blocks = blocks_of(np.ones((2, width), np.float32), 4)
     assert blocks.shape == (2, 2, 4)
-    assert blocks[0, 1].tolist() == [1, 0, 0, 0]
+    assert blocks[0, 1].tolist() == [1] * (width - 4) + [0] * (8 - width)
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 8, 9, 16, 31, 32, 100, 128, 129, 136, 200, 256, 300, 1000])
+def test_column_sums_have_the_bits_of_numpys_sums_of_rows(block: int) -> None:
+    rows = _rows((40, block), seed=block) * np.float32(1000)
+    assert column_sums(rows.T.copy()).tobytes() == rows.sum(axis=1).tobytes()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_end_at_the_type_although_values_lie_beyond(bits: int) -> None:
+    codes = encode(np.array([[[-300.0, -1.0, 1.0, 300.0]]], np.float32), np.array([[0.5]], np.float32), bits)
+    half = 2 ** (bits - 1)
+    assert codes.tolist() == [[[0, half - 2, half + 2, 2 * half - 1]]]
+
+
+def test_blocks_beyond_the_first_tile_are_encoded_like_the_first() -> None:
+    blocks = _rows((3, 1)).repeat(32, axis=1).reshape(3, 1, 32).repeat(1000, axis=1)
+    codes = encode(blocks, absmax_scales(blocks, 4), 4)
+    assert set(codes[blocks > 0].tolist()) == {15}
+    assert set(codes[blocks < 0].tolist()) == {1}
 
 
 def test_the_first_of_two_codes_is_the_low_nibble() -> None:
@@ -63,6 +85,25 @@ def test_no_nearby_scale_is_better_than_the_one_found_by_more_than_two_percent()
     found = least_squares_scales(blocks_of(rows, 32), 4)
     best = min(_error(rows, found * np.float32(f), 4, 32) for f in np.linspace(0.8, 1.2, 81))
     assert _error(rows, found, 4, 32) <= 1.02 * best
+
+
+def test_the_scale_found_is_the_best_of_the_ten_that_are_tried() -> None:
+    rows = _rows((200, 32), seed=5)
+    peak = rows[np.arange(200), np.abs(rows).argmax(axis=1)][:, None]
+    least = np.full(200, np.inf)
+    for level in (-6.1, -6.6, -7.1, -7.5, -8.0, -8.5, 6.0, 6.5, 7.0, 7.5):
+        codes = np.clip(np.rint(rows * (np.float32(1) / (peak / np.float32(level)))), -8, 7).astype(np.float64)
+        scale = (rows * codes).sum(axis=1) / (codes * codes).sum(axis=1)
+        least = np.minimum(least, ((codes * scale[:, None] - rows) ** 2).sum(axis=1))
+    found = least_squares_scales(rows[:, None], 4).astype(np.float64)
+    codes = np.clip(np.rint(rows / found), -8, 7)
+    assert (((codes * found - rows) ** 2).sum(axis=1) <= least * (1 + 1e-5)).all()
+
+
+def test_weights_a_million_times_smaller_have_scales_a_million_times_smaller() -> None:
+    blocks = blocks_of(_rows((8, 64)), 32)
+    small = np.float32(2.0**-20)
+    assert np.array_equal(least_squares_scales(blocks * small, 4), least_squares_scales(blocks, 4) * small)
 
 
 def test_a_block_of_zeros_has_the_zero_point_everywhere_and_no_scale() -> None:
