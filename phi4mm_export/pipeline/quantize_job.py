@@ -118,11 +118,11 @@ def _unchanged(job: Job) -> QuantResult:
     graph = read_graph(job.source)
     sites, left = find_sites(graph, job.settings)
     files = write_quantized(graph, [], {}, {}, job.target, accuracy_level=0)
-    weights = [(s.label, s.weight, s.K, s.N, s.K * s.N * np.dtype(s.float_type).itemsize) for s in sites]
-    weights += [(item.label, item.weight, item.K, item.N, item.nbytes) for item in left]
+    weights = [(s.rank, s.label, s.weight, s.K, s.N, s.K * s.N * np.dtype(s.float_type).itemsize) for s in sites]
+    weights += [(item.rank, item.label, item.weight, item.K, item.N, item.nbytes) for item in left]
     layers = tuple(
         LayerReport(label, weight, k, n, 0, 0, "kept", "", 0.0, None, None, 0.0, nbytes)
-        for label, weight, k, n, nbytes in weights
+        for _, label, weight, k, n, nbytes in sorted(weights)
     )
     nbytes = sum(layer.nbytes for layer in layers)
     return QuantResult(layers, files, nbytes, nbytes, 0)

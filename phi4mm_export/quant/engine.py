@@ -116,7 +116,9 @@ def quantize_graph(
             target,
             accuracy_level=settings.accuracy_level,
         )
-    layers = [_report(site, result.outcomes[site.label]) for site in sites] + [_kept(item) for item in left]
+    reports = [(site.rank, _report(site, result.outcomes[site.label])) for site in sites]
+    reports += [(item.rank, _kept(item)) for item in left]
+    layers = [report for _, report in sorted(reports, key=lambda ranked: ranked[0])]
     before = sum(site.K * site.N * np.dtype(site.float_type).itemsize for site in sites)
     after = sum(grids[site.label].nbytes(site.K, site.N) for site in sites)
     return QuantResult(tuple(layers), files, before, after, len(result.samples), result.reused)

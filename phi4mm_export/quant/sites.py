@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ class Site:
     main: index of the main node that is or holds it. branch: the attribute of the If node's body it stands in, "" in
     the main graph. position: index within that graph. transposed: the weight is stored [N, K]. alpha: factor of the
     product (Gemm, FusedMatMul). flip_input: the node transposes its input. addend: Gemm's C. float_type: "float32" or
-    "float16".
+    "float16". rank: place among all products of the graph.
     """
 
     label: str
@@ -47,6 +48,7 @@ class Site:
     flip_input: bool = False
     addend: str = ""
     beta: float = 1.0
+    rank: int = 0
 
     def matrix(self, graph: Graph) -> NDArray[np.float32]:
         """The weight as it acts, float32 [K, N], alpha included."""
@@ -70,6 +72,20 @@ class LeftAlone:
     N: int
     nbytes: int
     reason: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product wherever it stands. nested: not in the main graph or in a body of an If of the main graph."""
+
+    main: int
+    branch: str
+    position: int
+    node: onnx.NodeProto
+    nested: bool
+    own: Mapping[str, onnx.TensorProto]
+    """Constants of the bodies around it."""
 
 
 def find_sites(graph: Graph, settings: QuantSettings) -> tuple[tuple[Site, ...], tuple[LeftAlone, ...]]:
@@ -78,41 +94,64 @@ def find_sites(graph: Graph, settings: QuantSettings) -> tuple[tuple[Site, ...],
     labels = Counter[str]()
     sites: list[Site] = []
     left: list[LeftAlone] = []
-    for main, branch, position, node, nested in _products(graph):
-        tensor = graph.constants.get(node.input[1]) if len(node.input) > 1 else None
+    for rank, product in enumerate(_products(graph)):
+        node, name = product.node, product.node.input[1] if len(product.node.input) > 1 else ""
+        tensor = product.own.get(name, graph.constants.get(name))
         if tensor is None:
             continue
         label = node.name or node.input[1]
         labels[label] += 1
         if labels[label] > 1:
             label = f"{label}#{labels[label]}"
-        site = _site(label, main, branch, position, node, tensor)
+        site = _site(label, product, tensor, rank)
         reason = (
-            ("stands in a nested body" if nested else _refusal(graph, site, node, tensor, uses[node.input[1]]))
+            ("stands in a nested body" if product.nested else "")
+            or ("is a constant of a body" if name in product.own else "")
+            or _refusal(graph, site, node, tensor, uses[name])
             or ("is an input a caller may replace" if tensor.name in graph.overridable else "")
             or _not_wanted(label, node, settings)
         )
         if site is None or reason:
             dims = list(tensor.dims)
             nbytes = int(np.prod(dims, dtype=np.int64)) * _itemsize(tensor)
-            left.append(LeftAlone(label, tensor.name, *_two(dims), nbytes, reason or "is not a matrix"))
+            left.append(LeftAlone(label, tensor.name, *_two(dims), nbytes, reason or "is not a matrix", rank))
         else:
             sites.append(site)
     return tuple(sites), tuple(left)
 
 
-def _products(graph: Graph) -> list[tuple[int, str, int, onnx.NodeProto, bool]]:
-    """(main index, branch, position, node, nested too deep) of all products, in the order they are computed."""
-    found: list[tuple[int, str, int, onnx.NodeProto, bool]] = []
+def _products(graph: Graph) -> Iterator[_Product]:
+    """All products, in the order they are computed."""
     for main, node in enumerate(graph.nodes):
         if _is_product(node):
-            found.append((main, "", main, node, False))
+            yield _Product(main, "", main, node, False, {})
         for branch, body in subgraphs(node):
+            own = _own_constants(body)
             for position, inner in enumerate(body.node):
                 if _is_product(inner):
-                    found.append((main, branch, position, inner, node.op_type != "If"))
-                for _, deeper in subgraphs(inner):
-                    found += [(main, branch, position, deep, True) for deep in deeper.node if _is_product(deep)]
+                    yield _Product(main, branch, position, inner, node.op_type != "If", own)
+                for deep, constants in _deeper(inner, own):
+                    yield _Product(main, branch, position, deep, True, constants)
+
+
+def _deeper(
+    node: onnx.NodeProto, own: Mapping[str, onnx.TensorProto]
+) -> Iterator[tuple[onnx.NodeProto, Mapping[str, onnx.TensorProto]]]:
+    """Products in the bodies of a node at any depth, each with the constants of the bodies around it."""
+    for _, body in subgraphs(node):
+        constants = {**own, **_own_constants(body)}
+        for inner in body.node:
+            if _is_product(inner):
+                yield inner, constants
+            yield from _deeper(inner, constants)
+
+
+def _own_constants(body: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Initializers of a body, and the tensors of its Constant nodes."""
+    found = {tensor.name: tensor for tensor in body.initializer}
+    for node in body.node:
+        if node.op_type == "Constant" and node.domain in ONNX_DOMAINS:
+            found.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
     return found
 
 
@@ -122,21 +161,20 @@ def _is_product(node: onnx.NodeProto) -> bool:
     )
 
 
-def _site(
-    label: str, main: int, branch: str, position: int, node: onnx.NodeProto, tensor: onnx.TensorProto
-) -> Site | None:
+def _site(label: str, product: _Product, tensor: onnx.TensorProto, rank: int) -> Site | None:
     if len(tensor.dims) != MATRIX_RANK:
         return None
     import onnx
 
+    node = product.node
     number = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     transposed = bool(number.get("transB", 0))
     rows, columns = (int(dim) for dim in tensor.dims)
     return Site(
         label=label,
-        main=main,
-        branch=branch,
-        position=position,
+        main=product.main,
+        branch=product.branch,
+        position=product.position,
         weight=tensor.name,
         input=node.input[0],
         output=node.output[0],
@@ -148,6 +186,7 @@ def _site(
         flip_input=bool(number.get("transA", 0)),
         addend=node.input[2] if len(node.input) > MATRIX_RANK else "",
         beta=float(number.get("beta", 1.0)),
+        rank=rank,
     )
 
 
