@@ -29,7 +29,7 @@ help:
 	@echo "make check             ruff, mypy --strict, import-linter, lengths, arithmetic that differs between machines"
 	@echo "make repro             the same bytes under every condition this machine can play; repro-short in CI"
 	@echo "make test-reference    derive the stored goldens again from PyTorch and compare live (installs torch apart)"
-	@echo "make test-shared       tests against a ../shared folder, where there is one; test-shared-full runs all of them"
+	@echo "make test-shared       tests against extra material beside the clone, if any (CONTRIBUTING.md); test-shared-full: all"
 	@echo "make goldens           write tests/goldens again from the PyTorch reference"
 	@echo "make lock              write requirements.lock again"
 	@echo "make format            let ruff format the code"

@@ -2,7 +2,7 @@
 
     python examples/phi4mm_ort_genai.py PACKAGE [--image page.png] [--audio question.wav]
 
-Without files of your own it draws a picture and makes a tone. Needs onnxruntime-genai 0.14.1 or later.
+Without files of your own it draws a picture and makes a tone. Needs onnxruntime-genai (`og` below) 0.14.1 or later.
 """
 
 from __future__ import annotations

@@ -98,9 +98,14 @@ class MissingExtraError(SystemLimitError):
     def __init__(self, library: str, extra: str, purpose: str) -> None:
         super().__init__(
             f"{purpose} needs {library}, which is not installed",
-            fix=f"run: pip install 'phi4mm[{extra}]'",
+            fix=f"run: {install_line(extra)}",
         )
         self.library, self.extra = library, extra
+
+
+def install_line(extra: str) -> str:
+    """The command that brings an extra, quoted as every shell takes it."""
+    return f'pip install "phi4mm[{extra}]"'
 
 
 def some(names: Iterable[str], limit: int = 5) -> str:

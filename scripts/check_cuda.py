@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phi4mm_export.errors import ExitCode, MissingExtraError, Phi4mmError
+from phi4mm_export.errors import ExitCode, MissingExtraError, Phi4mmError, install_line
 from phi4mm_export.pipeline.export import export
 from phi4mm_export.pipeline.synth import synth
 from phi4mm_export.pipeline.validate import validate
@@ -69,9 +69,9 @@ def why_no_cuda() -> str | None:
     except MissingExtraError as err:
         return str(err)
     if "CUDAExecutionProvider" not in ort.get_available_providers():
-        return "the installed onnxruntime has no CUDA provider (pip install 'phi4mm[cuda]')"
+        return f"the installed onnxruntime has no CUDA provider ({install_line('cuda')})"
     if not genai.is_cuda_available():
-        return "the installed onnxruntime-genai has no CUDA support (pip install 'phi4mm[cuda]')"
+        return f"the installed onnxruntime-genai has no CUDA support ({install_line('cuda')})"
     if shutil.which("nvidia-smi") is None:
         return "nvidia-smi is not there"
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)

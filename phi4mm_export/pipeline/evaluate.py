@@ -153,4 +153,4 @@ def _inputs(asked: Asked, sources: Sources) -> str:
 def _adapter_notes(package: RunPackage, asked: Asked) -> tuple[str, ...]:
     if not package.adapters or all(ask.mode is Mode.NONE for ask in asked.asks):
         return ()
-    return ("the package's adapter files are active in these figures; og 0.9 to 0.18 ignores them when it serves",)
+    return ("the package's adapter files are active in these figures; ONNX Runtime GenAI 0.9 to 0.18 ignores them",)

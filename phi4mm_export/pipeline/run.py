@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phi4mm_export.errors import PackageError, UsageError
+from phi4mm_export.errors import PackageError
 from phi4mm_export.runtime.audio import Clip, load_audio
-from phi4mm_export.runtime.generate import DEVICE_ADVICE, TextGenerator, uses_template
+from phi4mm_export.runtime.generate import TextGenerator, uses_template
 from phi4mm_export.runtime.images import Picture, load_image
 from phi4mm_export.runtime.media import refuse, screen
 from phi4mm_export.runtime.package import RunPackage, open_package
 from phi4mm_export.runtime.processor import cut_clips
 from phi4mm_export.runtime.prompts import Prompt, build_prompt
 from phi4mm_export.spec.contract import Component, Provider
+from phi4mm_export.spec.phi4mm_config import check_device
 
 DEFAULT_NEW_TOKENS = 256
 
@@ -67,12 +68,7 @@ def run(
     Raises UsageError for a bad request (all unusable media files at once), PackageError for a package that og refuses,
     SystemLimitError for a missing library, an old og, too little memory or no CUDA.
     """
-    if device != 0:
-        raise UsageError(
-            f"expected device 0, found {device}: og dies while loading on any other",
-            where="--device",
-            fix=DEVICE_ADVICE.format(device=device),
-        )
+    check_device(device, where="--device")
     chosen = None if provider is None else Provider(provider)
     opened = open_package(package)
     pictures, clips = load_media(opened, images, audios)
@@ -118,8 +114,8 @@ def _ignored_adapters(package: RunPackage, pictures: Sequence[Picture], clips: S
     if not package.adapters or not (pictures or clips):
         return ()
     return (
-        "og 0.9 to 0.18 ignores the package's adapter files: pictures and clips were answered by the bare base model; "
-        "export with --lora gated",
+        "ONNX Runtime GenAI 0.9 to 0.18 ignores the package's adapter files, so pictures and clips were answered by "
+        "the bare base model; export with --lora gated",
     )
 
 

@@ -21,8 +21,8 @@ from phi4mm_export.runtime.processor import TOKENIZER_CONFIG_FILE, TOKENIZER_FIL
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.json_text import read_object
 from phi4mm_export.spec.on_disk import is_file
+from phi4mm_export.spec.phi4mm_config import DEVICE_ADVICE
 
-DEVICE_ADVICE = "keep device 0 and choose the GPU with CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={device}"
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 """A run option whose value names the device, so that it must follow the provider."""
 
@@ -160,7 +160,7 @@ class TextGenerator:
         pad = self.package.model.get("pad_token_id")
         if prompt and prompt[-1] == pad:
             raise UsageError(
-                f"the prompt ends with the padding token {pad}, behind which og reads the wrong position",
+                f"the prompt ends with the padding token {pad}, after which the runtime reads the wrong position",
                 where="--prompt",
                 fix="remove it from the end",
             )
@@ -204,7 +204,7 @@ def _check_version(genai: Any, package: RunPackage) -> None:
         raise SystemLimitError(
             f"expected onnxruntime-genai {wanted} or later, because the package's decoder chooses its adapter from "
             f"input_ids, found {genai.__version__}",
-            fix="run: pip install --upgrade onnxruntime-genai",
+            fix="upgrade what brings it: onnxruntime-genai, or on CUDA onnxruntime-genai-cuda",
         )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm_export.errors import PackageError, SystemLimitError, UsageError, some
+from phi4mm_export.errors import PackageError, SystemLimitError, UsageError, install_line, some
 from phi4mm_export.runtime.audio import SAMPLE_RATE_HZ, Clip
 from phi4mm_export.runtime.images import Picture
 from phi4mm_export.runtime.ort import first_line, import_genai
@@ -141,7 +141,7 @@ def native_errors(package: RunPackage, place: str = CONFIG_FILE) -> Iterator[Non
         if any(sign in lowered for sign in ("cuda interface not available", "cudaexecutionprovider is not", "no cuda")):
             raise SystemLimitError(
                 f"the package or --ep asks for CUDA, which this installation does not have: {message}",
-                fix="pass --ep cpu, or install 'phi4mm[cuda]' on a machine with an NVIDIA GPU",
+                fix=f"pass --ep cpu, or on a machine with an NVIDIA GPU run: {install_line('cuda')}",
             ) from err
         shown = message.replace(f"{package.path}{os.sep}", "").replace(f"{package.path}/", "")
         raise PackageError(
@@ -182,8 +182,8 @@ def cut_clips(package: RunPackage, clips: Sequence[Clip]) -> tuple[str, ...]:
     if limit is None:
         return ()
     return tuple(
-        f"{clip.name}: og reads only the first {limit / SAMPLE_RATE_HZ:g} s of {clip.seconds:.1f} s, because "
-        "the package's speech processor sets no `max_samples: 0`"
+        f"{clip.name}: ONNX Runtime GenAI reads only the first {limit / SAMPLE_RATE_HZ:g} s of {clip.seconds:.1f} s, "
+        "because the package's speech processor sets no `max_samples: 0`"
         for clip in clips
         if clip.num_samples > limit
     )

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm_export.errors import PackageError, SystemLimitError
+from phi4mm_export.errors import PackageError, SystemLimitError, install_line
 from phi4mm_export.runtime.ort import first_line, import_onnxruntime, native_faults
 from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component, Provider
@@ -78,7 +78,7 @@ class FourGraphs:
         if PROVIDERS[provider] not in self._ort.get_available_providers():
             raise SystemLimitError(
                 f"expected {PROVIDERS[provider]}, found only {', '.join(self._ort.get_available_providers())}",
-                fix="pass --ep cpu, or install 'phi4mm[cuda]'",
+                fix=f"pass --ep cpu, or run: {install_line('cuda')}",
             )
         options = self._ort.SessionOptions()
         options.log_severity_level = 3

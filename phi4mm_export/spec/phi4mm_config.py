@@ -177,13 +177,16 @@ def parse_provider(name: str) -> Provider:
     return provider
 
 
-def check_device(device_id: int) -> None:
+DEVICE_ADVICE = "keep device 0 and choose the GPU with CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={device}"
+
+
+def check_device(device_id: int, *, where: str = "--device-id") -> None:
     """Refuse every device but 0: the runtime is reported to die while loading on another. Raises UsageError."""
     if device_id != 0:
         raise UsageError(
             f"device {device_id} cannot be used; expected 0, the only CUDA device on which ONNX Runtime GenAI loads",
-            where="--device-id",
-            fix=f"set CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES={max(device_id, 0)} and keep device 0",
+            where=where,
+            fix=DEVICE_ADVICE.format(device=max(device_id, 0)),
         )
 
 

@@ -292,7 +292,7 @@ def test_without_the_library_signing_is_exit_6_with_the_line_that_installs_it(
 ) -> None:
     result = _run(package, *options)
     assert result.exit_code == 6
-    assert "pip install 'phi4mm[sign]'" in result.stderr
+    assert 'pip install "phi4mm[sign]"' in result.stderr
 
 
 @pytest.fixture

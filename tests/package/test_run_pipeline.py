@@ -172,7 +172,7 @@ def test_a_clip_that_og_would_cut_is_announced(copied: Path, tmp_path: Path) -> 
     del config["feature_extraction"]["sequence"][0]["operation"]["attrs"]["max_samples"]
     file.write_text(json.dumps(config))
     result = run(copied, prompt="?", audios=[sound], max_new_tokens=1)
-    assert "og reads only the first 30 s of 31.0 s" in result.notes[0]
+    assert "ONNX Runtime GenAI reads only the first 30 s of 31.0 s" in result.notes[0]
 
 
 def test_a_device_other_than_0_in_the_config_is_refused_with_the_way_around(copied: Path) -> None:

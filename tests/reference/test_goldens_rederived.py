@@ -11,7 +11,7 @@ import pytest
 from phi4mm_export.checks.goldens import Goldens, read_goldens
 from phi4mm_export.checks.sampling import sample_all
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'phi4mm[reference]'")
+torch = pytest.importorskip("torch", reason='needs torch: pip install "phi4mm[reference]"')
 pytestmark = pytest.mark.reference
 
 GOLDENS = read_goldens(Path(__file__).resolve().parent.parent / "goldens")

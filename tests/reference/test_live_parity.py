@@ -18,7 +18,7 @@ from phi4mm_export.pipeline.export import export
 from phi4mm_export.pipeline.synth import synth
 from phi4mm_export.spec.recipe import LoraForm, Precision, Recipe
 
-pytest.importorskip("torch", reason="needs torch: pip install 'phi4mm[reference]'")
+pytest.importorskip("torch", reason='needs torch: pip install "phi4mm[reference]"')
 pytestmark = pytest.mark.reference
 
 BuildOnce = Callable[[str, Callable[[Path], object]], Path]

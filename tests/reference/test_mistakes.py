@@ -12,7 +12,7 @@ from phi4mm_export.checks.goldens import read_goldens, sample_errors
 from phi4mm_export.checks.numerics import Precision, tolerance_of
 from phi4mm_export.checks.sampling import sample_all
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'phi4mm[reference]'")
+torch = pytest.importorskip("torch", reason='needs torch: pip install "phi4mm[reference]"')
 pytestmark = pytest.mark.reference
 
 GOLDENS = read_goldens(Path(__file__).resolve().parent.parent / "goldens")

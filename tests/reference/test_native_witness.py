@@ -12,9 +12,9 @@ from phi4mm_export.checks.numerics import errors
 from phi4mm_export.errors import UsageError
 from phi4mm_export.spec.model import Role
 
-pytest.importorskip("torch", reason="needs torch: pip install 'phi4mm[reference]'")
-pytest.importorskip("transformers", reason="needs transformers: pip install 'phi4mm[reference]'")
-pytest.importorskip("peft", reason="needs peft: pip install 'phi4mm[reference]'")
+pytest.importorskip("torch", reason='needs torch: pip install "phi4mm[reference]"')
+pytest.importorskip("transformers", reason='needs transformers: pip install "phi4mm[reference]"')
+pytest.importorskip("peft", reason='needs peft: pip install "phi4mm[reference]"')
 pytestmark = pytest.mark.reference
 
 WITNESS = 4e-5

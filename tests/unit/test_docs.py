@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from phi4mm_export.cli.app import COMMANDS, app
+from phi4mm_export.errors import install_line
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -139,3 +141,19 @@ def test_a_misspelt_option_a_wrong_value_and_a_spare_word_are_noticed() -> None:
     assert "huge" in complaint(["synth", "OUT", "--size", "huge"])
     assert "OTHER" in complaint(["synth", "OUT", "OTHER"])
     assert complaint(["nothing"]) == "unknown command nothing"
+
+
+def test_every_extra_that_a_message_names_exists_and_can_be_installed_from_any_shell() -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "phi4mm_export").rglob("*.py")]
+    raised = {extra for text in sources for extra in re.findall(r'MissingExtraError\("[^"]+", "(\w+)"', text)}
+    assert raised <= extras
+    assert "media" in raised
+    assert install_line("media") == 'pip install "phi4mm[media]"'
+    assert not [text for text in sources if "'phi4mm[" in text]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_the_runtime_is_not_called_by_a_nickname_before_it_is_explained(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.search(r"\bog\b", text) is None or "`og` is onnxruntime-genai" in text
