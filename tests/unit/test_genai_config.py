@@ -349,5 +349,5 @@ def test_an_unknown_provider_is_refused_with_the_known_ones() -> None:
 
 
 def test_another_device_is_refused_with_the_way_to_mask_it() -> None:
-    with pytest.raises(UsageError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES=1"):
+    with pytest.raises(UsageError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1"):
         check_device(1)
