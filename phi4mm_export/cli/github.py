@@ -18,7 +18,7 @@ from pathlib import Path
 from phi4mm_export.cli import render
 from phi4mm_export.errors import Phi4mmError
 from phi4mm_export.spec.json_lines import line_of
-from phi4mm_export.spec.on_disk import is_file, is_link
+from phi4mm_export.spec.on_disk import is_file, is_link, real_path
 
 SHOWN = 10
 """Annotations of one kind that GitHub shows per step."""
@@ -145,9 +145,9 @@ def _place(remark: Remark, package: Path, environment: Mapping[str, str]) -> tup
     path = package / name
     if is_link(path) or not is_file(path):
         return "", None
-    root = Path(environment.get(WORKSPACE_VARIABLE) or Path.cwd()).resolve()
-    real = path.resolve()
-    if not real.is_relative_to(package.resolve()) or not real.is_relative_to(root):
+    root = real_path(Path(environment.get(WORKSPACE_VARIABLE) or Path.cwd()))
+    real = real_path(path)
+    if not real.is_relative_to(real_path(package)) or not real.is_relative_to(root):
         return "", None
     return real.relative_to(root).as_posix(), _line(real, key, remark.what)
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from phi4mm_export.errors import PackageError, some
 from phi4mm_export.package.manifest import MANIFEST_FILE, SCHEMA_VERSION, Manifest, check_names
 from phi4mm_export.spec.json_text import parse_object
+from phi4mm_export.spec.on_disk import status
 
 MAX_MANIFEST_NBYTES = 32 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -27,20 +28,19 @@ def manifest_file_bytes(package: Path, name: str = MANIFEST_FILE) -> bytes:
     Raises PackageError otherwise.
     """
     path = package / name
-    try:
-        status = path.lstat()
-    except (FileNotFoundError, NotADirectoryError) as err:
+    found = status(path, follow=False)
+    if found is None:
         raise PackageError(
             f"the package has no {name}, so there is nothing to hold its files against",
             where=package.name or name,
             fix="export or quantize it with phi4mm, which writes one; phi4mm validate judges any package",
-        ) from err
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a link" if stat.S_ISLNK(status.st_mode) else "no plain file"
+        )
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a link" if stat.S_ISLNK(found.st_mode) else "no plain file"
         raise PackageError(f"expected a plain file, found {kind}", where=name, fix="fetch the package again")
-    if status.st_size > MAX_MANIFEST_NBYTES:
+    if found.st_size > MAX_MANIFEST_NBYTES:
         raise PackageError(
-            f"expected at most {MAX_MANIFEST_NBYTES:,} bytes, found {status.st_size:,}",
+            f"expected at most {MAX_MANIFEST_NBYTES:,} bytes, found {found.st_size:,}",
             where=name,
             fix="fetch the package again",
         )

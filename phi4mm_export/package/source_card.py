@@ -17,6 +17,7 @@ from phi4mm_export.errors import Phi4mmError
 from phi4mm_export.package.write import WrittenFile
 from phi4mm_export.spec.config_json import CONFIG_FILE
 from phi4mm_export.spec.json_text import parse_json
+from phi4mm_export.spec.on_disk import is_file
 
 CARD_FILE = "README.md"
 MAX_NBYTES = 1 << 20
@@ -98,6 +99,6 @@ def _config(path: Path) -> Mapping[str, Any]:
 
 def _plain_file(path: Path) -> bytes | None:
     try:
-        return path.read_bytes() if path.is_file() and path.stat().st_size <= MAX_NBYTES else None
+        return path.read_bytes() if is_file(path) and path.stat().st_size <= MAX_NBYTES else None
     except OSError:
         return None

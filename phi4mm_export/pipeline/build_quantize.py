@@ -27,6 +27,7 @@ from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage, open_package
 from phi4mm_export.spec.build_recipe import QuantizeChoices
 from phi4mm_export.spec.contract import Component
+from phi4mm_export.spec.on_disk import is_file
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def quantized(step: QuantizeStep, before: Stage, stages: Stages) -> Stage:
     check_graph(graph, folder / name)
     for other in plan.detached:
         detach(plan.package, other, folder)
-    made = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()]
+    made = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if is_file(file)]
     files = [hashed(folder, each) for each in made]
     known = {file.name: file for file in before.files}
     for each in plan.copied:

@@ -29,6 +29,7 @@ from phi4mm_export.package.replace import replace_files
 from phi4mm_export.package.resume import code_version
 from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.spec.json_text import json_bytes
+from phi4mm_export.spec.on_disk import exists, home_expanded, is_file, is_folder, is_link
 
 WORK_NAME = "phi4mm-build"
 """Work folders hold one claim under this name."""
@@ -86,7 +87,7 @@ class Stages:
         """Files of a stage that another folder took over return, unless something is in their place."""
         for file in _files_of(self._record(name)) or ():
             here, there = self.place(name) / file.name, taken_by / file.name
-            if there.is_file() and not there.is_symlink() and not here.exists():
+            if is_file(there) and not is_link(there) and not exists(here):
                 here.parent.mkdir(parents=True, exist_ok=True)
                 there.rename(here)
 
@@ -121,7 +122,7 @@ def open_stages(package: Path, work_dir: Path | None, names: Sequence[str]) -> I
         kept_folder(package).mkdir(exist_ok=True)
         yield _taken_over(left / KEPT / STAGES, kept_folder(package) / STAGES, left / PACKAGE, names)
         return
-    folder = work_dir.expanduser().absolute()
+    folder = home_expanded(work_dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     claim, done = Claim(folder / WORK_NAME, heal_folder), False
     try:
@@ -135,7 +136,7 @@ def open_stages(package: Path, work_dir: Path | None, names: Sequence[str]) -> I
             if not done and names:
                 stages.give_back(_last(stages, names), package)
     finally:
-        if done or not claim.work.exists():
+        if done or not exists(claim.work):
             claim.release()
         else:
             claim.keep()
@@ -143,7 +144,7 @@ def open_stages(package: Path, work_dir: Path | None, names: Sequence[str]) -> I
 
 def _taken_over(left: Path, folder: Path, delivered: Path, names: Sequence[str]) -> Stages:
     """What a dead run left, moved to where this one works, with everything that it had already passed on."""
-    if left.is_dir() and not left.is_symlink():
+    if is_folder(left) and not is_link(left):
         left.rename(folder)
     else:
         folder.mkdir()
@@ -154,7 +155,7 @@ def _taken_over(left: Path, folder: Path, delivered: Path, names: Sequence[str])
 
 
 def _last(stages: Stages, names: Sequence[str]) -> str:
-    done = [name for name in names if (stages.folder / f"{name}.done").is_file()]
+    done = [name for name in names if is_file(stages.folder / f"{name}.done")]
     return done[-1] if done else names[0]
 
 
@@ -169,7 +170,7 @@ def _files_of(record: Mapping[str, Any]) -> tuple[WrittenFile, ...] | None:
 
 def _is_same(folder: Path, file: WrittenFile) -> bool:
     path = folder / file.name
-    if not path.is_file() or path.is_symlink() or path.stat().st_size != file.nbytes:
+    if not is_file(path) or is_link(path) or path.stat().st_size != file.nbytes:
         return False
     return hashed(folder, file.name) == file
 

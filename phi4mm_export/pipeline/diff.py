@@ -14,7 +14,7 @@ from phi4mm_export.package.diff import Difference, Level, compare_json, compare_
 from phi4mm_export.package.diff_graphs import compare_graphs
 from phi4mm_export.package.graph_text import graph_text, package_text
 from phi4mm_export.spec.json_text import json_bytes, parse_json, read_bytes
-from phi4mm_export.spec.on_disk import is_file, is_folder
+from phi4mm_export.spec.on_disk import is_file, is_folder, real_path
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str], *, tolerance: flo
     if tolerance < 0 or tolerance != tolerance:
         raise UsageError(f"expected a distance of 0 or more, found {tolerance}", where="--tolerance")
     found = tuple(_compare(kinds[0], first, second, tolerance))
-    return DiffReport(first.resolve().name, second.resolve().name, tolerance, found)
+    return DiffReport(real_path(first).name, real_path(second).name, tolerance, found)
 
 
 def canonical_text(path: str | os.PathLike[str]) -> Iterator[str]:

@@ -89,11 +89,11 @@ def doctor(
     opened, findings, manifest = _examine(folder)
     repairs = plan_repairs(opened, findings, manifest)
     diagnoses = _told(findings, repairs)
-    report = DoctorReport(folder.resolve().name, diagnoses, unified_patch(folder, repairs))
+    report = DoctorReport(real_path(folder).name, diagnoses, unified_patch(folder, repairs))
     if fix is None:
         return report
     target = home_expanded(fix).absolute()
-    if target.is_relative_to(folder.resolve()) and target != folder.resolve():
+    if target.is_relative_to(real_path(folder)) and target != real_path(folder):
         raise UsageError("the target lies inside the package", where=str(target), fix="choose another place")
     entries = scan(folder)
     need = sum(entry.nbytes for entry in entries.values())

@@ -22,7 +22,7 @@ from phi4mm_export.pipeline.evaluate_report import REPORT_MARKERS, write_report
 from phi4mm_export.pipeline.evaluate_stages import Limits, Stages
 from phi4mm_export.runtime.package import RunPackage, open_package
 from phi4mm_export.spec.contract import Provider
-from phi4mm_export.spec.on_disk import exists, home_expanded
+from phi4mm_export.spec.on_disk import exists, home_expanded, real_path
 
 OnStage = Callable[[str], None]
 """Called with one line before each stage."""
@@ -90,8 +90,8 @@ def evaluate(
         measured = stages.run(expected, spoken, blame=blame)
     evaluation = Evaluation(
         tool_version=__version__,
-        package=opened.path.resolve().name,
-        against=Path(against).resolve().name if exists(Path(against)) else str(against),
+        package=real_path(opened.path).name,
+        against=real_path(Path(against)).name if exists(Path(against)) else str(against),
         against_kind=kind,
         settings={
             "provider": chosen.value,

@@ -12,7 +12,7 @@ from phi4mm_export.checks.opened import CONFIG_FILE, NO_CONFIG, OpenedPackage, o
 from phi4mm_export.checks.report import Finding
 from phi4mm_export.errors import CheckpointError, PackageError, UsageError
 from phi4mm_export.spec.contract import Component
-from phi4mm_export.spec.on_disk import exists, is_file, is_folder
+from phi4mm_export.spec.on_disk import exists, is_file, is_folder, real_path
 
 if TYPE_CHECKING:
     from phi4mm_export.checkpoint.open import Checkpoint
@@ -116,8 +116,8 @@ def _package(folder: Path) -> Inspection:
     opened = open_package(folder)
     if opened.graphs and set(opened.graphs) != set(Component) and not exists(folder / CONFIG_FILE):
         known = tuple(finding for finding in opened.findings if finding.code != NO_CONFIG)
-        return _described("part", folder.resolve().name, replace(opened, findings=known))
-    return _described("package", folder.resolve().name, opened)
+        return _described("part", real_path(folder).name, replace(opened, findings=known))
+    return _described("package", real_path(folder).name, opened)
 
 
 def _described(kind: str, name: str, opened: OpenedPackage) -> Inspection:
@@ -134,7 +134,7 @@ def _checkpoint(folder: Path) -> Inspection:
     from phi4mm_export.checkpoint.open import open_checkpoint
 
     with open_checkpoint(folder) as checkpoint:
-        return Inspection("checkpoint", folder.resolve().name, checkpoint=_summary(checkpoint))
+        return Inspection("checkpoint", real_path(folder).name, checkpoint=_summary(checkpoint))
 
 
 def _summary(checkpoint: Checkpoint) -> CheckpointSummary:

@@ -13,6 +13,7 @@ from phi4mm_export.checkpoint.hub import resolve_model
 from phi4mm_export.errors import SystemLimitError, UsageError
 from phi4mm_export.pipeline.plan import PlanReport
 from phi4mm_export.spec.contract import FILE_NAMES, Component, PackageLayout, data_file_name
+from phi4mm_export.spec.on_disk import is_folder
 from phi4mm_export.spec.sizes import format_bytes
 
 
@@ -42,7 +43,7 @@ def disk_room(
     """
     if report.export is None:
         raise UsageError("expected a checkpoint, found a package", where="--check-disk", fix="pass what is exported")
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise UsageError("expected a folder, found none", where=f"--check-disk {folder}", fix="make it first")
     sizes = {file.name: file.nbytes for file in report.files}
     again = sum(sizes.get(data_file_name(FILE_NAMES[layout][component]), 0) for component in quantized)

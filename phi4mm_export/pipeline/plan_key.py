@@ -25,6 +25,7 @@ from phi4mm_export.errors import UsageError
 from phi4mm_export.package.resume import code_version
 from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import home_expanded, is_file, is_folder
 
 BLOCK_NBYTES = 64 << 10
 BLOCKS = 16
@@ -65,7 +66,7 @@ def _inputs(model: str | Path, revision: str | None, adapter_paths: Mapping[Role
         if isinstance(found, str):
             checkpoint, small = stack.enter_context(open_remote(found, revision=revision, adapter_paths=adapter_paths))
             stated = stated_digests(checkpoint)
-            beside = {path.name: path for path in small.iterdir() if path.is_file()}
+            beside = {path.name: path for path in small.iterdir() if is_file(path)}
             files = {name: path for name, path in beside.items() if name not in stated}
             files |= _adapter_files(input_files(checkpoint, adapter_paths=adapter_paths))
         else:
@@ -108,14 +109,14 @@ def _samples(calibration: str | None) -> list[Identity] | str:
     """Every sample file below its folder or pattern; a word that is no path stands for itself."""
     if calibration is None or calibration == "builtin":
         return calibration or ""
-    path = Path(calibration).expanduser()
-    if path.is_dir():
-        found = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
-    elif path.is_file():
+    path = home_expanded(calibration)
+    if is_folder(path):
+        found = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if is_file(p)}
+    elif is_file(path):
         found = {path.name: path}
     else:
         matches = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
-        found = {match.as_posix(): match for match in matches if match.is_file()}
+        found = {match.as_posix(): match for match in matches if is_file(match)}
     if not found:
         raise UsageError("there are no such samples", where=f"--calibration {calibration}", fix="pass their path")
     return [_of_file(name, found[name]) for name in sorted(found)]

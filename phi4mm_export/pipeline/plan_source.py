@@ -26,7 +26,7 @@ from phi4mm_export.spec.inventory import stored_inventory
 from phi4mm_export.spec.json_fields import Fields
 from phi4mm_export.spec.json_text import read_object as read_json
 from phi4mm_export.spec.model import Role
-from phi4mm_export.spec.on_disk import exists, home_expanded, is_file
+from phi4mm_export.spec.on_disk import exists, home_expanded, is_file, real_path
 
 SMALL_FILES = (CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE)
 
@@ -69,13 +69,13 @@ def open_for_plan(
         )
     if any(folder.glob("*.safetensors*")) or not exists(folder / CONFIG_FILE):
         with open_checkpoint(folder, adapter_paths=adapter_paths) as checkpoint:
-            yield OpenedForPlan(checkpoint, folder.resolve().name, folder)
+            yield OpenedForPlan(checkpoint, real_path(folder).name, folder)
         return
     with tempfile.TemporaryDirectory(prefix="phi4mm-plan-") as temporary:
         stand_in = Path(temporary)
         remark = _imagine(folder, stand_in)
         with open_checkpoint(stand_in, adapter_paths=adapter_paths) as checkpoint:
-            yield OpenedForPlan(checkpoint, folder.resolve().name, folder, (remark,))
+            yield OpenedForPlan(checkpoint, real_path(folder).name, folder, (remark,))
 
 
 def _imagine(folder: Path, stand_in: Path) -> str:
@@ -123,7 +123,7 @@ def read_package(path: str | Path, provider: Provider | None) -> PackageHeads | 
     stated = Provider.CUDA if "cuda" in json.dumps(options).lower() else Provider.CPU
     shrinks = [json.dumps(model.section(role.value).get("run_options")) for role in Role]
     return PackageHeads(
-        folder.resolve().name,
+        real_path(folder).name,
         config,
         graphs,
         files,

@@ -21,7 +21,7 @@ from phi4mm_export.spec.build_recipe import AGAINST_MODEL, AGAINST_NONE, BUILTIN
 from phi4mm_export.spec.build_recipe_read import recipe_of
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.model import Role
-from phi4mm_export.spec.on_disk import is_file, is_folder
+from phi4mm_export.spec.on_disk import home_expanded, is_file, is_folder, real_path
 
 HERE = f"{MANIFEST_FILE}: build"
 
@@ -91,11 +91,11 @@ def rebuild(
     with ExitStack() as stack:
         if target is None:
             scratch = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix=".phi4mm-rebuild-", dir=folder.resolve().parent)
+                tempfile.TemporaryDirectory(prefix=".phi4mm-rebuild-", dir=real_path(folder).parent)
             )
             place = Path(scratch) / "package"
         else:
-            place = Path(target).expanduser().absolute()
+            place = home_expanded(target).absolute()
             check_target(place, overwrite=how.overwrite)
             _refuse_itself(folder, place)
         result = build(
@@ -111,7 +111,7 @@ def rebuild(
         (on_stage or (lambda _: None))("comparing every byte")
         differences = tuple(_differences(folder, manifest, place, result.manifest))
     return RebuildResult(
-        package=folder.resolve().name,
+        package=real_path(folder).name,
         path=None if target is None else place,
         build=result,
         differences=differences,
@@ -191,7 +191,7 @@ def _model(manifest: Manifest, model: str | Path | None) -> tuple[str, str | Non
 
 
 def _refuse_itself(folder: Path, target: Path) -> None:
-    if target.resolve() == folder.resolve():
+    if real_path(target) == real_path(folder):
         raise UsageError(
             "the target is the package that is to be compared with", where=str(target), fix="choose another place"
         )

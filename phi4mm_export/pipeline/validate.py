@@ -17,7 +17,7 @@ from phi4mm_export.errors import PackageError, UsageError, some
 from phi4mm_export.spec.contract import Provider
 from phi4mm_export.spec.contract_file import load_contract
 from phi4mm_export.spec.model import Role
-from phi4mm_export.spec.on_disk import exists, found_at, is_folder
+from phi4mm_export.spec.on_disk import exists, found_at, is_folder, real_path
 
 AUTO = "auto"
 UNRUNNABLE = ("C1", "C2", "C30", "C34")
@@ -57,7 +57,7 @@ def validate(
     facts = {"provider": asked.value, "reference": None if reference is None else Path(reference).name}
     if reference is not None:
         findings += tuple(_parity(folder, reference, adapter_paths, findings))
-    return Report(folder.resolve().name, wanted.variant, most_severe_first(findings), rows, tuple(facts.items()))
+    return Report(real_path(folder).name, wanted.variant, most_severe_first(findings), rows, tuple(facts.items()))
 
 
 def _refuse_empty(package: OpenedPackage) -> None:

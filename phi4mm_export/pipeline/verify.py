@@ -17,7 +17,7 @@ from phi4mm_export.package.lock_file import LockFile, lock_bytes, lock_of, read_
 from phi4mm_export.package.manifest import MANIFEST_FILE, SUMS_FILE, Manifest
 from phi4mm_export.package.scan import EntryKind, scan
 from phi4mm_export.package.signing import SignatureMismatchError, check_signature, sign_package
-from phi4mm_export.spec.on_disk import found_at, is_folder
+from phi4mm_export.spec.on_disk import found_at, is_file, is_folder, real_path
 
 Progress = Callable[[int, int], None]
 """Called with the bytes hashed so far and in all."""
@@ -105,7 +105,7 @@ def verify(
     faults += [] if lock is None else _against_lock(lock, claims.manifest)
     if sealed is not None and public_key is not None and sign is None:
         faults += _signature(folder, sealed, Path(public_key))
-    own = [(folder / name).stat().st_size for name in (MANIFEST_FILE, SUMS_FILE) if (folder / name).is_file()]
+    own = [(folder / name).stat().st_size for name in (MANIFEST_FILE, SUMS_FILE) if is_file(folder / name)]
     manifest, done, written = claims.manifest, not faults, []
     if write_lock is not None and manifest is not None and done:
         _replace(Path(write_lock), lock_bytes(lock_of(manifest)))
@@ -115,7 +115,7 @@ def verify(
         sign_package(folder, target, Path(sign))
         written.append(os.fspath(target))
     return VerifyReport(
-        package=folder.resolve().name,
+        package=real_path(folder).name,
         package_digest=manifest.package_digest if manifest else "",
         recipe_digest=manifest.recipe_digest if manifest else "",
         files=len(claims.files) + len(own),

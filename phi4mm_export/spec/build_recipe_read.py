@@ -26,6 +26,7 @@ from phi4mm_export.spec.build_recipe import (
 from phi4mm_export.spec.build_recipe_kinds import QUANTIZE, TABLES, TOP, Kind, WrongValueError
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.json_fields import shown
+from phi4mm_export.spec.on_disk import home_expanded
 
 MAX_NBYTES = 64 << 10
 """Largest recipe file; the shipped ones have 1 KB."""
@@ -51,7 +52,7 @@ def read_recipe(source: str | Path, settings: Sequence[str] = ()) -> BuildRecipe
         data = (resources.files(NAMED) / "data" / "recipes" / f"{text}.toml").read_bytes()
         where, folder = f"{text}.toml", None
     else:
-        path = Path(source).expanduser()
+        path = home_expanded(source)
         data, where, folder = _file_bytes(path, names), path.name, path.absolute().parent
     values = parse_toml(data, where)
     for setting in settings:
