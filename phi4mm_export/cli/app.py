@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 from typing import Any
@@ -126,6 +127,8 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def main() -> None:
     """Entry point of the `phi4mm` script: SIGTERM is treated like Ctrl-C (exit 130)."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may be no text; in JSON this is an escape
     interrupts.install()
     try:
         sys.exit(app(prog_name="phi4mm"))
