@@ -6,6 +6,7 @@ builds vary as well (https://tests.reproducible-builds.org).
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from typing import Any
 
 CORETYPE, NUMPY, LIBM = "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "GLIBC_TUNABLES"
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+NUMPY_CORE = "numpy._core._multiarray_umath"
+"""Where numpy says what the processor has."""
 NO_LIBM = "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F,-AVX512VL,-FMA4,-AVX2_Usable,-FMA_Usable"
 KERNELS_X86 = (
     # kernel: what numpy calls the processor features it needs; weakest first
@@ -79,27 +82,39 @@ def processors(*, short: bool) -> list[Variation]:
 
 def blas_kernels() -> list[str]:
     """OpenBLAS kernels that this processor can run; none where the environment has chosen one or none can be chosen."""
+    if CORETYPE in os.environ or not blas_can_choose():
+        return []
+    features = processor_features()
+    return [name for name, needs in KERNELS_X86 if all(features.get(need) for need in needs)]
+
+
+def blas_can_choose() -> bool:
+    """Whether numpy's BLAS is an OpenBLAS that carries several kernels."""
     import numpy as np
-    from numpy._core._multiarray_umath import __cpu_features__ as features  # type: ignore[import-not-found]
 
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    dynamic = "DYNAMIC_ARCH" in str(blas.get("openblas configuration", ""))
-    if CORETYPE in os.environ or not dynamic:
-        return []
-    return [name for name, needs in KERNELS_X86 if all(features.get(need) for need in needs)]
+    return "DYNAMIC_ARCH" in str(blas.get("openblas configuration", ""))
 
 
 def numpy_levels() -> Iterator[tuple[str, list[str]]]:
     """(name, features switched off) of the levels below the full one that this processor has."""
-    from numpy._core._multiarray_umath import __cpu_dispatch__ as dispatched
-    from numpy._core._multiarray_umath import __cpu_features__ as features
-
-    there = [name for name in dispatched if features.get(name)]
+    features = processor_features()
+    there = [name for name in dispatched_features() if features.get(name)]
     wide = [name for name in there if name.startswith(("AVX512", "X86_V4"))]
     if wide and wide != there:
         yield "without AVX-512", wide
     if there:
         yield "baseline", there
+
+
+def processor_features() -> Mapping[str, bool]:
+    """What numpy found in the processor."""
+    return dict(importlib.import_module(NUMPY_CORE).__cpu_features__)
+
+
+def dispatched_features() -> list[str]:
+    """What numpy has code for beyond its baseline."""
+    return list(importlib.import_module(NUMPY_CORE).__cpu_dispatch__)
 
 
 def surroundings(scratch: Path) -> list[Variation]:

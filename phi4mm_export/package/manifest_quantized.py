@@ -27,8 +27,9 @@ RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 @dataclass(frozen=True)
 class Quantized:
-    """What happened to one graph. entry: every choice, and the samples' digests; calibrated: whether samples took part;
-    exact: whether the solver's bits are those of every machine; statistics: digest of the saved calibration used."""
+    """What happened to one graph. entry: every choice, and the samples' digests; calibrated: whether samples or a
+    foreign engine took part; exact: whether the solver's bits are those of every machine; statistics: digest of the
+    saved calibration used."""
 
     graph: str
     entry: Mapping[str, Any]

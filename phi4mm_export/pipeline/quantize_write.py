@@ -126,9 +126,10 @@ def carry_out(request: Request) -> QuantizeReport:
 def requantized_manifest(package: Path, report: QuantizeReport, statistics: Path | None) -> Manifest:
     """The manifest of the new package. Raises PackageError when the old one cannot be trusted."""
     earlier = read_manifest(package) if is_entry(package / MANIFEST_FILE) else None
-    calibrated = report.settings.method is Method.GPTQ or (report.settings.bias_correction and report.samples > 0)
+    ours = report.engine is Engine.NATIVE  # what others compute with is not ours to promise
+    calibrated = report.settings.method is Method.GPTQ or not ours
     digest = None if statistics is None else digest_of(statistics)
-    done = Quantized(report.graph, manifest_entry(report), calibrated, report.settings.exact, digest)
+    done = Quantized(report.graph, manifest_entry(report), calibrated, ours and report.settings.exact, digest)
     return quantized_manifest(earlier, report.files, done)
 
 

@@ -80,6 +80,19 @@ def test_the_manifest_says_what_was_done_and_on_what(int4_package: Path, gated_p
     assert manifest["recipe"] == json.loads((gated_package / "phi4mm.json").read_text(encoding="utf-8"))["recipe"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "kind"), [("native", "exact"), ("onnxruntime", "same-machine")], ids=["our rounding", "another engine"]
+)
+def test_only_our_own_rounding_is_promised_to_be_the_same_everywhere(
+    gated_package: Path, tmp_path: Path, engine: str, kind: str
+) -> None:
+    quantize(gated_package, tmp_path / "out", method="rtn", engine=engine)
+    manifest = json.loads((tmp_path / "out" / "phi4mm.json").read_text(encoding="utf-8"))
+    classes = {entry["name"]: entry["reproducibility"] for entry in manifest["files"]}
+    assert classes[VISION] == classes[f"{VISION}.data"] == kind
+    assert classes[DECODER] == "exact"
+
+
 def test_the_source_package_is_not_touched(gated_package: Path, int4_package: Path) -> None:
     assert "MatMulNBits" not in operators(gated_package, VISION)
     assert not [path for path in int4_package.parent.iterdir() if path != int4_package]
