@@ -16,6 +16,7 @@ import typer
 
 from phi4mm_export.cli import render
 from phi4mm_export.cli.choices import adapter_paths as paths_of
+from phi4mm_export.cli.export_options import Stream
 from phi4mm_export.cli.options import JsonFlag, Overwrite, Quiet
 from phi4mm_export.errors import UsageError
 
@@ -48,6 +49,7 @@ def command(
         Option(metavar="[ROLE=]DIR", help="PEFT folder that replaces the built-in adapter of its role; repeatable."),
     ] = None,
     revision: Annotated[str | None, Option(metavar="REVISION", help="Commit, branch or tag of a hub id.")] = None,
+    stream: Stream = False,
     jobs: Annotated[int | None, Option(min=1, help="Threads; never changes a byte.")] = None,
     memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Most memory for weights in work.")] = None,
     work_dir: Annotated[Path | None, Option(metavar="DIR", help="Keep finished stages here after an error.")] = None,
@@ -71,6 +73,7 @@ def command(
 
     settings = BuildSettings(
         revision=revision,
+        stream=stream,
         jobs=jobs,
         memory_limit=parse_bytes(memory_limit, where="--memory-limit") if memory_limit else None,
         work_dir=work_dir,
@@ -149,6 +152,8 @@ def show_result(result: BuildResult) -> None:
     for component in (result.measured.evaluation or {}).get("components", ()):
         worst = component["relative_l2_worst"]
         render.text(f"{component['component']}: relative L2 {worst if worst is not None else '-'} at worst")
+    if result.measured.evaluation is None:
+        render.text("not compared with its float form (--against model does, and applies the recipe's gates)")
     if result.reused:
         render.text(f"used again: {', '.join(result.reused)}")
     render.text(f"package digest {result.manifest.package_digest} ({result.reproducibility})")

@@ -14,6 +14,7 @@ import typer
 
 from phi4mm_export.cli import render
 from phi4mm_export.cli.choices import adapter_paths as paths_of
+from phi4mm_export.cli.export_options import Stream
 from phi4mm_export.cli.options import JsonFlag, Overwrite, Quiet
 
 Option = typer.Option
@@ -37,6 +38,7 @@ def command(
     adapter_path: Annotated[
         list[str] | None, Option(metavar="[ROLE=]DIR", help="The adapter folders it was built with; repeatable.")
     ] = None,
+    stream: Stream = False,
     jobs: Annotated[int | None, Option(min=1, help="Threads; never changes a byte.")] = None,
     work_dir: Annotated[Path | None, Option(metavar="DIR", help="Keep finished stages here after an error.")] = None,
     overwrite: Overwrite = False,
@@ -56,7 +58,7 @@ def command(
             calibration=calibration,
             against=against,
             adapter_paths=paths_of(adapter_path, None),
-            settings=BuildSettings(jobs=jobs, work_dir=work_dir, overwrite=overwrite),
+            settings=BuildSettings(stream=stream, jobs=jobs, work_dir=work_dir, overwrite=overwrite),
             on_stage=None if quiet or json else render.note,
             on_bytes=progress,
         )

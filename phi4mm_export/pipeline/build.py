@@ -14,7 +14,7 @@ from typing import Any
 
 from phi4mm_export.checkpoint.digests import InputDigests, input_files
 from phi4mm_export.checkpoint.head import HeadChoice
-from phi4mm_export.checkpoint.hub import snapshot_commit
+from phi4mm_export.checkpoint.hub import fetch_checkpoint, snapshot_commit
 from phi4mm_export.errors import UsageError
 from phi4mm_export.package.manifest import (
     MANIFEST_FILE,
@@ -37,7 +37,9 @@ from phi4mm_export.pipeline.build_quantize import QuantizeStep, quantized, same_
 from phi4mm_export.pipeline.build_stages import Stage, Stages, deliver, open_stages, stage_key
 from phi4mm_export.pipeline.export import ExportSettings, check_staged, export, model_id
 from phi4mm_export.pipeline.export_source import OpenedModel, open_model
-from phi4mm_export.spec.build_recipe import BuildRecipe, check_places
+from phi4mm_export.pipeline.quantize import default_rotation
+from phi4mm_export.quant.settings import Method
+from phi4mm_export.spec.build_recipe import AGAINST_MODEL, BuildRecipe, check_places
 from phi4mm_export.spec.build_recipe_read import read_recipe
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.model import Role
@@ -51,9 +53,13 @@ OnBytes = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """How the work is done; none of it changes a byte of the package. memory_limit in bytes."""
+    """How the work is done; none of it changes a byte of the package. memory_limit in bytes.
+
+    stream: read a hub model in ranges instead of fetching it; then there are no weights on disk to compare with.
+    """
 
     revision: str | None = None
+    stream: bool = False
     jobs: int | None = None
     memory_limit: int | None = None
     work_dir: Path | None = None
@@ -147,9 +153,16 @@ def build(
     """
     read = recipe if isinstance(recipe, BuildRecipe) else read_recipe(recipe, set_values)
     read = read.placed()
-    chosen = replace(read.resolved(), calibration=read.calibration if calibration is None else str(calibration))
+    chosen = _with_rotation(read.resolved())
+    chosen = replace(chosen, calibration=chosen.calibration if calibration is None else str(calibration))
     check_places(chosen)
     how = settings or BuildSettings()
+    if how.stream and chosen.evaluate.against == AGAINST_MODEL:
+        raise UsageError(
+            "a streamed model has no weights on disk that a package could be compared with",
+            where="--stream",
+            fix="leave --stream out, or the comparison: --against none",
+        )
     output = Path(_given(target or chosen.output, "output", "-o OUT")).expanduser().absolute()
     check_target(output, overwrite=how.overwrite)
     source = str(_given(model or chosen.model, "model", "--model MODEL"))
@@ -160,7 +173,7 @@ def build(
                 revision=how.revision or chosen.revision,
                 adapter_paths=adapter_paths or {},
                 head=_head(chosen),
-                stream=False,
+                stream=how.stream,
                 progress=on_bytes,
             )
         )
@@ -168,7 +181,7 @@ def build(
             chosen,
             source,
             opened,
-            read_source_card(opened.folder),
+            read_source_card(_with_card(source, opened.folder)),
             adapter_paths or {},
             how,
             expected,
@@ -183,6 +196,17 @@ def build(
         stages = stack.enter_context(open_stages(package, how.work_dir, names))
         last, reused = _last_stage(job, stages, names)
         return _finish(job, output, package, stages, last, reused)
+
+
+def _with_rotation(recipe: BuildRecipe) -> BuildRecipe:
+    """The recipe with the quantizer's own answer to whether inputs are rotated, where it gives none."""
+    quantize = {
+        part: each
+        if each.rotate is not None
+        else replace(each, rotate=default_rotation(part, Method(each.method.value)))
+        for part, each in recipe.quantize.items()
+    }
+    return replace(recipe, quantize=quantize)
 
 
 def _given(value: str | Path | None, key: str, option: str) -> str | Path:
@@ -207,9 +231,19 @@ def _last_stage(job: _Job, stages: Stages, names: Sequence[str]) -> tuple[Stage,
     return stage, tuple(reused)
 
 
+def _with_card(model: str, folder: Path) -> Path:
+    """The checkpoint's folder; of a hub model, with the model card, which an export alone does not fetch."""
+    named, commit = model_id(model), snapshot_commit(folder)
+    if named is None or commit is None or (folder / CARD_FILE).exists():
+        return folder
+    return fetch_checkpoint(named, revision=commit, patterns=(CARD_FILE,))
+
+
 def _left_stage(job: _Job, stages: Stages, names: Sequence[str]) -> Stage | None:
     """The last stage that an earlier run finished from the same inputs; those after it are taken apart again."""
     if not stages.known():
+        for name in names:
+            stages.forget(name)
         return None
     job.on_stage("looking at what an earlier run finished")
     keys = [_export_key(job, _inputs(job))]
@@ -235,6 +269,7 @@ def _exported(job: _Job, stages: Stages) -> Stage:
         original_audio_limit=export_choices.original_audio_limit,
         revision=how.revision or job.recipe.revision,
         head=_head(job.recipe),
+        stream=how.stream,
         jobs=how.jobs,
         memory_limit=how.memory_limit,
     )
@@ -266,8 +301,9 @@ def _inputs(job: _Job) -> tuple[InputEntry, ...]:
     """Name, size and digest of every file that an export of this checkpoint reads."""
     beside = (*REQUIRED_FILES, *OPTIONAL_FILES)
     read = input_files(job.opened.checkpoint, beside=beside, adapter_paths=job.adapter_paths)
-    with InputDigests(read) as digests:
-        return tuple(InputEntry(name=d.name, size=d.nbytes, sha256=d.sha256) for d in digests.result())
+    with InputDigests({name: path for name, path in read.items() if name not in job.opened.stated}) as digests:
+        found = job.opened.digests(digests.result())
+    return tuple(InputEntry(name=d.name, size=d.nbytes, sha256=d.sha256) for d in found)
 
 
 def _finish(
