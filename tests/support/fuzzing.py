@@ -12,8 +12,10 @@ import json
 import random
 import struct
 import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,11 @@ from phi4mm_export.pipeline.validate import validate
 from phi4mm_export.pipeline.verify import verify
 from phi4mm_export.quant.graph import read_graph
 from phi4mm_export.runtime.audio import decode_audio
+from phi4mm_export.runtime.calibration_npz import parse_npz
+from phi4mm_export.runtime.calibration_prompts import find_prompts
+from phi4mm_export.runtime.calibration_sources import SampleKind, find_files
 from phi4mm_export.runtime.images import decode_image
+from phi4mm_export.spec.contract_file import load_contract
 from phi4mm_export.spec.json_text import parse_json
 from phi4mm_export.spec.model import Role
 
@@ -268,6 +274,43 @@ def _sound(folder: Path, suffix: str) -> Path:
     return folder / f"clip.{suffix}"
 
 
+def _samples(folder: Path) -> Path:
+    np.savez(folder / "sample.npz", pixels=np.ones((2, 3), np.float32), sizes=np.array([4], np.int64))
+    return folder / "sample.npz"
+
+
+def _archive(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "pages.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(2):
+            archive.writestr(f"pages/{number}.png", media_files.picture_bytes(40, 30))
+    return folder / "pages.zip"
+
+
+def _read_archive(path: Path) -> None:
+    for file in find_files(path, SampleKind.IMAGE).files:
+        file.read()
+
+
+def _list(folder: Path) -> Path:
+    for name in ("one.png", "two.png"):
+        (folder / name).write_bytes(b"pixels")
+    (folder / "pages.txt").write_text("# pages\none.png\n\ntwo.png\n", encoding="utf-8")
+    return folder / "pages.txt"
+
+
+def _prompts(folder: Path) -> Path:
+    (folder / "one.png").write_bytes(b"pixels")
+    line = json.dumps({"prompt": "what is this", "images": ["one.png"], "system": "be brief"})
+    (folder / "prompts.jsonl").write_text(f"{line}\n{line}\n", encoding="utf-8")
+    return folder / "prompts.jsonl"
+
+
+def _contract(folder: Path) -> Path:
+    shipped = resources.files("phi4mm_export.spec").joinpath("data", "contract-official.json")
+    (folder / "contract.json").write_bytes(shipped.read_bytes())
+    return folder / "contract.json"
+
+
 def _picture_kind(suffix: str) -> Kind:
     return Kind(f"image-{suffix}", lambda f: _picture(f, suffix), lambda p: decode_image(p.read_bytes(), p.name))
 
@@ -299,6 +342,11 @@ KINDS = {
         Kind("verify-graph", _sealed("graph.onnx"), lambda p: verify(p.parent)),
         Kind("onnx", _graph, _read_onnx),
         Kind("onnx-inspect", _graph, inspect),
+        Kind("npz", _samples, lambda p: parse_npz(p.read_bytes(), p.name)),
+        Kind("zip", _archive, _read_archive),
+        Kind("list", _list, lambda p: find_files(p, SampleKind.IMAGE)),
+        Kind("prompts", _prompts, find_prompts),
+        Kind("contract", _contract, lambda p: load_contract(str(p)), is_json=True),
         *(_picture_kind(suffix) for suffix in ("png", "jpg", "webp", "gif", "bmp", "tif")),
         *(_sound_kind(suffix) for suffix in ("wav", "flac", "ogg")),
     )
