@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import stat
 from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import CheckpointError, SystemLimitError
 from phi4mm_export.spec.json_text import parse_object
-from phi4mm_export.spec.on_disk import is_link
+from phi4mm_export.spec.on_disk import POINTER_NBYTES, is_link, lfs_size
 
 FETCH_AGAIN = "fetch the file again"
 MAX_DOCUMENT_NBYTES = 64 << 20
 """An index of a hundred thousand tensors has about 10 MB."""
-POINTER_NBYTES = 1024
-"""A Git LFS pointer is shorter than this (its specification)."""
-
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_object(path: Path, label: str) -> dict[str, Any]:
@@ -71,14 +66,6 @@ def check_regular_file(path: Path, label: str) -> None:
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
         raise CheckpointError(f"expected a regular file, found {kind}", where=label, fix=f"remove it and {FETCH_AGAIN}")
-
-
-def lfs_size(head: bytes) -> int | None:
-    """The size a Git LFS pointer stands for (0 when it states none); None if `head` is no pointer."""
-    if not head.startswith(_LFS_POINTER):
-        return None
-    match = re.search(rb"^size (\d{1,18})\s*$", head[:POINTER_NBYTES], re.MULTILINE)
-    return int(match[1]) if match else 0
 
 
 def refuse_lfs_pointer(head: bytes, size: int, label: str) -> None:

@@ -19,7 +19,6 @@ import safetensors
 
 from phi4mm_export.checkpoint.documents import (
     FETCH_AGAIN,
-    POINTER_NBYTES,
     check_regular_file,
     parse_checked,
     refuse_lfs_pointer,
@@ -28,6 +27,7 @@ from phi4mm_export.checkpoint.source import DType
 from phi4mm_export.errors import CheckpointError, SystemLimitError
 from phi4mm_export.spec.json_fields import is_integer, shown
 from phi4mm_export.spec.names import canonical_name, is_recomputed_buffer
+from phi4mm_export.spec.on_disk import POINTER_NBYTES
 
 LENGTH_NBYTES = 8
 MAX_HEADER_NBYTES = 100_000_000

@@ -18,10 +18,9 @@ from phi4mm_export.checks.session_options import provider_names
 from phi4mm_export.checks.sizes import PAST_KEYS, graph_sizes
 from phi4mm_export.package.manifest import Manifest
 from phi4mm_export.spec.contract import Component
-from phi4mm_export.spec.on_disk import is_file
+from phi4mm_export.spec.on_disk import POINTER_NBYTES, is_file, lfs_size
 from phi4mm_export.spec.sizes import format_bytes
 
-LFS_POINTER = b"version https://git-lfs.github.com/spec"
 MUCH_CACHE = 4 << 30
 """A cache above this is worth a remark: a third of a 12 GB card."""
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -98,11 +97,11 @@ def further_findings(package: OpenedPackage, manifest: Manifest | None) -> Itera
 
 def _lfs_pointers(package: OpenedPackage) -> Iterator[Finding]:
     for path in sorted(package.folder.rglob("*")):
-        if path.suffix in (".onnx", ".json") or not is_file(path) or path.stat().st_size > 1024:
+        if path.suffix in (".onnx", ".json") or not is_file(path) or path.stat().st_size > POINTER_NBYTES:
             continue
         text = path.read_bytes()
-        if text.startswith(LFS_POINTER):
-            size = next((line[5:] for line in text.decode("utf-8", "replace").splitlines() if line[:5] == "size "), "?")
+        size = lfs_size(text)
+        if size is not None:
             name = path.relative_to(package.folder).as_posix()
             what = "a Git LFS pointer stands in place of the file"
             yield error(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from phi4mm_export.checks.report import Finding, error
 from phi4mm_export.errors import PackageError
-from phi4mm_export.package.graph_io import GraphIo, graph_io, load_graph
+from phi4mm_export.graphs.onnx_file import load_graph
+from phi4mm_export.package.graph_io import GraphIo, graph_io
 from phi4mm_export.spec.contract import FILE_NAMES, Component, PackageLayout
 from phi4mm_export.spec.json_text import parse_object, read_bytes
 from phi4mm_export.spec.on_disk import is_file, is_inside_name, real_path

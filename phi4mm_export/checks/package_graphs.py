@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from phi4mm_export.checks.cases import Adapters, Group
 from phi4mm_export.checks.numerics import Precision
-from phi4mm_export.runtime.package import load_graph, open_package
+from phi4mm_export.checks.summary import all_nodes
+from phi4mm_export.graphs.onnx_file import load_graph
+from phi4mm_export.runtime.package import open_package
 from phi4mm_export.runtime.stepping import STATE_ENDINGS, DecoderCache, FourGraphs
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.model import Role
@@ -87,7 +89,7 @@ def precisions(package: Path) -> dict[Component, Precision]:
     """The coarsest number format of each graph: its quantized weights, else its float types."""
     opened = open_package(package)
     files = {component: opened.graph(component) for component in Component}
-    return {component: graph_precision(load_graph(file, file.name)) for component, file in files.items() if file}
+    return {component: graph_precision(load_graph(file)) for component, file in files.items() if file}
 
 
 def case_precision(group: Group, formats: Mapping[Component, Precision]) -> Precision:
@@ -108,7 +110,7 @@ def graph_precision(model: onnx.ModelProto) -> Precision:
     import onnx
 
     bits = [
-        attribute.i for node in _nodes(model.graph) for attribute in node.attribute if attribute.name == "bits"
+        attribute.i for node in all_nodes(model.graph) for attribute in node.attribute if attribute.name == "bits"
     ]  # MatMulNBits and GatherBlockQuantized; no operator of the default domain has an attribute of that name
     if bits:
         return BITS[min(bits)]
@@ -117,11 +119,3 @@ def graph_precision(model: onnx.ModelProto) -> Precision:
     types |= {tensor.data_type for tensor in model.graph.initializer}
     narrow = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
     return Precision.FP16 if types & narrow else Precision.FP32
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)

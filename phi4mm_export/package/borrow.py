@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from phi4mm_export.errors import PackageError, UsageError
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.detach import detach_data
 from phi4mm_export.package.file_names import is_left_over
-from phi4mm_export.package.graph_io import load_graph
 from phi4mm_export.package.manifest import check_names
 from phi4mm_export.package.write import WrittenFile, hashed, write_file
 from phi4mm_export.spec.contract import Component

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phi4mm_export.errors import PackageError
-from phi4mm_export.package.graph_io import load_graph
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.write import PAGE, WrittenFile, write_file
 from phi4mm_export.spec.contract import data_file_name
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phi4mm_export.errors import PackageError
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.diff import Difference, Level
 from phi4mm_export.package.diff_values import QuantizedWeight, Weight, same_bytes, value_distance, weight_distance
-from phi4mm_export.package.graph_io import TensorIo, graph_io, load_graph
+from phi4mm_export.package.graph_io import TensorIo, graph_io
 from phi4mm_export.package.graph_side import QUANTIZED_OPERATORS, GraphSide
 from phi4mm_export.package.graph_text import attribute_text
 

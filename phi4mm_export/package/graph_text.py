@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phi4mm_export.errors import PackageError
-from phi4mm_export.package.graph_io import graph_io, load_graph
+from phi4mm_export.graphs.onnx_file import load_graph
+from phi4mm_export.package.graph_io import graph_io
 from phi4mm_export.package.scan import EntryKind, scan
 from phi4mm_export.package.tensor_bytes import tensor_bytes
 from phi4mm_export.spec.on_disk import is_file

@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 from phi4mm_export.errors import PackageError, some
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.file_names import is_left_over
-from phi4mm_export.package.graph_io import load_graph
 from phi4mm_export.package.manifest import check_names
 from phi4mm_export.package.write import CHUNK, PAGE, SMALL_ALIGNMENT
 from phi4mm_export.spec.contract import data_file_name

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from phi4mm_export.checkpoint.hub import fetch_checkpoint, resolve_model
 from phi4mm_export.errors import PackageError, UsageError, some
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.cache_names import grows_by_concat
 from phi4mm_export.package.configs import ConfigOptions, runtime_configs
-from phi4mm_export.package.graph_io import GraphIo, graph_io, load_graph
+from phi4mm_export.package.graph_io import GraphIo, graph_io
 from phi4mm_export.package.map_graphs import GraphMap, component_of, map_graph, stand_ins
 from phi4mm_export.package.replace import replace_files, with_manifest
 from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES, read_added_tokens

@@ -17,7 +17,7 @@ from phi4mm_export.checks.opened import OpenedPackage, open_package
 from phi4mm_export.checks.report import Finding, most_severe_first
 from phi4mm_export.checks.static import check_package, config_provider
 from phi4mm_export.errors import ExitCode, PackageError, UsageError
-from phi4mm_export.package.graph_io import load_graph
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.manifest import (
     MANIFEST_FILE,
     SUMS_FILE,

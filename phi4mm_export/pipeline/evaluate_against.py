@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from phi4mm_export.checks.evaluation import ComponentSize
 from phi4mm_export.checks.package_graphs import graph_precision
 from phi4mm_export.errors import PackageError, UsageError
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.manifest import MANIFEST_FILE
 from phi4mm_export.pipeline.export import export
-from phi4mm_export.runtime.package import CONFIG_FILE, RunPackage, load_graph, open_package
+from phi4mm_export.runtime.package import CONFIG_FILE, RunPackage, open_package
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.json_text import read_object
 from phi4mm_export.spec.model import Role
@@ -147,7 +148,7 @@ def array_differences(mine: Mapping[str, Array], theirs: Mapping[str, Array]) ->
 
 
 def _size(path: Path) -> tuple[int, str]:
-    model = load_graph(path, path.name)
+    model = load_graph(path)
     stored = 0
     for tensor in model.graph.initializer:
         length = [entry.value for entry in tensor.external_data if entry.key == "length"]

@@ -17,7 +17,7 @@ from phi4mm_export.checkpoint.hub import resolve_model
 from phi4mm_export.checkpoint.open import Checkpoint, open_checkpoint
 from phi4mm_export.checkpoint.stand_in import WEIGHTS_FILE, header_bytes, write_stand_in
 from phi4mm_export.errors import PackageError, UsageError
-from phi4mm_export.package.graph_io import load_graph
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.scan import package_files
 from phi4mm_export.spec.config_json import CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE, parse_config
 from phi4mm_export.spec.contract import FILE_NAMES, Component, FloatType, PackageLayout, Provider

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from phi4mm_export.errors import UsageError
 from phi4mm_export.graphs.fused import DOMAIN, DOMAIN_VERSION
-from phi4mm_export.package.graph_io import load_graph
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.quant.engine import QuantProgress, quantize_graph
 from phi4mm_export.quant.engines.neural_compressor import quantize_with_neural_compressor

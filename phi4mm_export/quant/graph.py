@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import CheckpointError, PackageError, some
-from phi4mm_export.package.graph_io import load_graph
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.tensor_bytes import inlined
 
 if TYPE_CHECKING:

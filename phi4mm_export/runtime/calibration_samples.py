@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import PackageError, UsageError, some
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.runtime.media import refuse
-from phi4mm_export.runtime.package import load_graph
 
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
@@ -92,7 +92,7 @@ def graph_inputs(path: Path, name: str | None = None) -> dict[str, GraphInput]:
     """The inputs of a graph file that have no default, in the graph's order."""
     import onnx
 
-    graph = load_graph(path, name or path.name).graph
+    graph = load_graph(path, where=name).graph
     defaults = {tensor.name for tensor in graph.initializer}
     return {
         value.name: GraphInput(

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from phi4mm_export.errors import UsageError, some
+from phi4mm_export.spec.on_disk import lfs_size
 
 MAX_NBYTES = 1 << 30
 """Largest media file that is read; three hours of stereo at 16 bit and 44.1 kHz have 1.8 GB and are refused anyway."""
-_LFS_POINTER = b"version https://git-lfs.github.com/spec"
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ def read_medium(path: Path) -> bytes:
         raise UsageError(f"the file cannot be read: {err}", where=name) from err
     if not data:
         raise UsageError("the file is empty", where=name)
-    if data.startswith(_LFS_POINTER):
+    if lfs_size(data) is not None:
         raise UsageError("found a Git LFS pointer, expected the file itself", where=name, fix="run: git lfs pull")
     return data
 

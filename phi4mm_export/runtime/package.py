@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phi4mm_export.errors import PackageError, UsageError, some
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.json_text import read_object
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.on_disk import exists, is_file, is_folder, is_inside_name
+from phi4mm_export.spec.phi4mm_config import OFFICIAL_NAMES
 
 if TYPE_CHECKING:
     import onnx
@@ -24,39 +26,13 @@ CONFIG_FILE = "genai_config.json"
 MODEL_TYPE = "phi4mm"
 ROPE_SWITCH_KEY = "phi4mm.rope_switch"
 """Metadata of a decoder graph made by us: the total length up to which the short LongRoPE factors apply."""
+DECODER_IDS = ("input_ids", "position_ids")
+"""Inputs that some decoders have beside those of the official config."""
 LEAST_ROPE_SWITCH = 16
 """Smaller constants in a comparison that steers an `If` are flags and counters, not a context length."""
 DEFAULT_NAMES: Mapping[Component, Mapping[str, str]] = {
-    Component.VISION: {
-        "pixel_values": "pixel_values",
-        "attention_mask": "image_attention_mask",
-        "image_sizes": "image_sizes",
-        "image_features": "image_features",
-    },
-    Component.SPEECH: {
-        "audio_embeds": "audio_embeds",
-        "attention_mask": "audio_attention_mask",
-        "audio_sizes": "audio_sizes",
-        "audio_projection_mode": "audio_projection_mode",
-        "audio_features": "audio_features",
-    },
-    Component.EMBEDDING: {
-        "input_ids": "input_ids",
-        "image_features": "image_features",
-        "audio_features": "audio_features",
-        "inputs_embeds": "inputs_embeds",
-    },
-    Component.DECODER: {
-        "input_ids": "input_ids",
-        "inputs_embeds": "inputs_embeds",
-        "attention_mask": "attention_mask",
-        "position_ids": "position_ids",
-        "logits": "logits",
-        "past_key_names": "past_key_values.%d.key",
-        "past_value_names": "past_key_values.%d.value",
-        "present_key_names": "present.%d.key",
-        "present_value_names": "present.%d.value",
-    },
+    component: {**inputs, **outputs, **({name: name for name in DECODER_IDS} if component is Component.DECODER else {})}
+    for component, (inputs, outputs) in OFFICIAL_NAMES.items()
 }
 """og's own names where the config maps none."""
 
@@ -158,7 +134,7 @@ def open_package(path: Path | str) -> RunPackage:
         )
     _check_files(folder, model)
     decoder_file = str(_section(model, Component.DECODER.value)["filename"])
-    decoder = load_graph(folder / decoder_file, decoder_file)
+    decoder = load_graph(folder / decoder_file, where=decoder_file)
     name = _section(_section(model, "decoder"), "inputs").get("input_ids", "input_ids")
     switch = rope_switch(decoder)
     notes = () if switch is not None else (f"no LongRoPE switch found in {decoder_file}: lengths are not watched",)
@@ -273,18 +249,6 @@ def _refuse_outside(section: Mapping[str, Any], place: str, keys: Sequence[str])
                 where=f"{CONFIG_FILE}: {place}.{key}",
                 fix="name a file of the package; fetch it again from a source you trust",
             )
-
-
-def load_graph(path: Path, name: str) -> onnx.ModelProto:
-    """The model in an .onnx file without its external data; PackageError, naming `name`, if it is none."""
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no stubs
-
-    try:
-        with path.open("rb") as file:
-            return onnx.load(file, load_external_data=False)
-    except DecodeError as err:
-        raise PackageError("not an ONNX model", where=name, fix="fetch the file again (git lfs pull)") from err
 
 
 def _adapters(folder: Path, model: Mapping[str, Any], decoder: onnx.ModelProto) -> dict[Role, Path]:

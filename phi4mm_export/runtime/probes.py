@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import PackageError
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.runtime.ort import first_line, import_onnxruntime, native_faults
-from phi4mm_export.runtime.package import load_graph
 from phi4mm_export.runtime.stepping import PROVIDERS
 from phi4mm_export.spec.contract import Provider
 
@@ -34,7 +34,7 @@ class ProbedGraph:
 
     def __init__(self, path: Path, name: str, *, provider: Provider = Provider.CPU, threads: int | None = None) -> None:
         """Raises PackageError, naming `name`, if the file holds no ONNX graph."""
-        self.model, self.name = load_graph(path, name), name
+        self.model, self.name = load_graph(path, where=name), name
         self._folder, self._provider, self._threads = path.parent, provider, threads
 
     def read(

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import PackageError, SystemLimitError, UsageError, install_line, some
+from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.runtime.audio import SAMPLE_RATE_HZ, Clip
 from phi4mm_export.runtime.images import Picture
 from phi4mm_export.runtime.ort import first_line, import_genai
-from phi4mm_export.runtime.package import CONFIG_FILE, RunPackage, load_graph
+from phi4mm_export.runtime.package import CONFIG_FILE, RunPackage
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.json_text import read_object
 from phi4mm_export.spec.on_disk import is_file
@@ -193,7 +194,7 @@ def _hollow_graph(path: Path, name: str) -> bytes:
     """A graph with the same inputs and outputs whose outputs are empty constants."""
     import onnx
 
-    model = load_graph(path, name)
+    model = load_graph(path, where=name)
     overridable = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in overridable]
     nodes, weights = [], []

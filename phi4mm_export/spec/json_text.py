@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import CheckpointError, Phi4mmError, some
-from phi4mm_export.spec.on_disk import is_file
+from phi4mm_export.spec.on_disk import is_file, lfs_size
 
 MAX_NBYTES = 256 << 20
 """Largest JSON file that is read; the real tokenizer.json has 16 MB."""
 MAX_DEPTH = 100
 """Deepest nesting of objects and arrays; real configs stay below 10."""
 
-_LFS_POINTER = b"version https://git-lfs.github.com/spec"
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -92,7 +91,7 @@ def read_bytes(path: Path, *, error: type[Phi4mmError] = CheckpointError, where:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as err:
         raise error("the file is missing", where=place, fix=f"put {path.name} into {path.parent}") from err
-    if data.startswith(_LFS_POINTER):
+    if lfs_size(data) is not None:
         raise error("found a Git LFS pointer, expected the file itself", where=place, fix="run: git lfs pull")
     return data
 

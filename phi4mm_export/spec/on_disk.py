@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from phi4mm_export.errors import SystemLimitError
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec"
+"""How a Git LFS pointer begins: what a clone without git-lfs has in place of a large file."""
+POINTER_NBYTES = 1024
+"""A pointer is shorter than this (its specification)."""
 NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EBADF})
 """What systems say of a name that leads to nothing; EINVAL and EBADF: Windows, of characters that names cannot have."""
 
@@ -74,6 +79,14 @@ def found_at(path: Path) -> str:
     if stat.S_ISDIR(found.st_mode):
         return "a folder"
     return "a file" if stat.S_ISREG(found.st_mode) else "a pipe, socket or device"
+
+
+def lfs_size(head: bytes) -> int | None:
+    """The size a Git LFS pointer stands for (0 when it states none); None if a file that begins with `head` is none."""
+    if not head.startswith(LFS_POINTER):
+        return None
+    match = re.search(rb"^size (\d{1,18})\s*$", head[:POINTER_NBYTES], re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def home_expanded(path: str | os.PathLike[str]) -> Path:

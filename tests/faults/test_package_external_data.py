@@ -9,21 +9,25 @@ from pathlib import Path
 import onnx
 import pytest
 from onnx import TensorProto
-from support.packages import DATA_FILE, FILES, TABLE_NBYTES, build_package, edit_config, edit_graph, external, named
+from support.packages import (
+    DATA_FILE,
+    FILES,
+    TABLE_NBYTES,
+    build_package,
+    edit_config,
+    edit_graph,
+    external,
+    named,
+    only,
+)
 
-from phi4mm_export.checks.report import Finding, Report, Severity
+from phi4mm_export.checks.report import Severity
 from phi4mm_export.pipeline.validate import validate
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     return build_package(tmp_path / "package")
-
-
-def _only(report: Report, code: str) -> Finding:
-    found = [finding for finding in report.findings if finding.code == code]
-    assert len(found) == 1, report.findings
-    return found[0]
 
 
 def _entry(tensor: TensorProto, key: str, value: str) -> None:
@@ -54,7 +58,7 @@ OUTSIDE = {
 def test_a_location_outside_the_folder_is_refused(package: Path, case: str) -> None:
     (package.parent / "other.data").write_bytes(bytes(4096))
     edit_graph(package, "decoder", _set("location", OUTSIDE[case]))
-    finding = _only(validate(package), "C202")
+    finding = only(validate(package), "C202")
     assert finding.where == f"{FILES['decoder']}: qkv"
     assert finding.severity is Severity.ERROR
 
@@ -78,7 +82,7 @@ HEADERS = {
 def test_a_header_that_cannot_be_right_is_refused(package: Path, case: str) -> None:
     key, value, code = HEADERS[case]
     edit_graph(package, "decoder", _set(key, value))
-    assert _only(validate(package), code).where == f"{FILES['decoder']}: qkv"
+    assert only(validate(package), code).where == f"{FILES['decoder']}: qkv"
 
 
 def test_a_key_that_occurs_twice_is_refused(package: Path) -> None:
@@ -87,7 +91,7 @@ def test_a_key_that_occurs_twice_is_refused(package: Path) -> None:
         "decoder",
         lambda model: named(model.graph.initializer, "qkv").external_data.add(key="offset", value="0"),
     )
-    assert _only(validate(package), "C212").found == "offset"
+    assert only(validate(package), "C212").found == "offset"
 
 
 def test_a_constant_with_bytes_in_two_places_is_refused(package: Path) -> None:
@@ -95,7 +99,7 @@ def test_a_constant_with_bytes_in_two_places_is_refused(package: Path) -> None:
         named(model.graph.initializer, "qkv").raw_data = b"1234"
 
     edit_graph(package, "decoder", both)
-    _only(validate(package), "C214")
+    only(validate(package), "C214")
 
 
 def test_a_negative_dim_is_refused(package: Path) -> None:
@@ -103,7 +107,7 @@ def test_a_negative_dim_is_refused(package: Path) -> None:
         named(model.graph.initializer, "qkv").dims[0] = -16
 
     edit_graph(package, "decoder", negative)
-    _only(validate(package), "C210")
+    only(validate(package), "C210")
 
 
 def test_a_constant_larger_than_any_file_is_refused(package: Path) -> None:
@@ -111,7 +115,7 @@ def test_a_constant_larger_than_any_file_is_refused(package: Path) -> None:
         named(model.graph.initializer, "qkv").dims[:] = [2**40, 2**40]
 
     edit_graph(package, "decoder", huge)
-    _only(validate(package), "C210")
+    only(validate(package), "C210")
 
 
 def test_inline_bytes_that_do_not_fit_their_dims_are_refused(package: Path) -> None:
@@ -120,7 +124,7 @@ def test_inline_bytes_that_do_not_fit_their_dims_are_refused(package: Path) -> N
         weight.raw_data = weight.raw_data[:-4]
 
     edit_graph(package, "speech", cut)
-    _only(validate(package), "C218")
+    only(validate(package), "C218")
 
 
 def test_a_missing_data_file_names_the_bytes_it_must_have_and_a_file_of_that_size(package: Path) -> None:
@@ -140,7 +144,7 @@ def test_a_missing_data_file_without_a_twin_is_only_named(package: Path) -> None
 
 def test_a_truncated_data_file_names_both_sizes(package: Path) -> None:
     os.truncate(package / DATA_FILE, TABLE_NBYTES + 100)
-    finding = _only(validate(package), "C206")
+    finding = only(validate(package), "C206")
     assert finding.expected == f"{TABLE_NBYTES + 2048:,} bytes"
     assert finding.found == f"{TABLE_NBYTES + 100:,} bytes"
 
@@ -210,7 +214,7 @@ def test_identical_ranges_of_two_graphs_are_shared_bytes(package: Path) -> None:
 
 def test_ranges_that_overlap_in_part_are_an_error(package: Path) -> None:
     edit_graph(package, "decoder", _set("offset", str(TABLE_NBYTES - 4)))
-    finding = _only(validate(package), "C207")
+    finding = only(validate(package), "C207")
     assert "table" in finding.what
 
 
@@ -232,7 +236,7 @@ def test_a_dead_copy_in_front_is_reported_with_its_size(package: Path) -> None:
                 ),
             )
     report = validate(package)
-    finding = _only(report, "C220")
+    finding = only(report, "C220")
     assert finding.severity is Severity.WARNING
     assert finding.what.startswith("16,384 orphaned bytes")
     assert report.ok
@@ -253,12 +257,12 @@ def test_a_gap_that_holds_bytes_is_orphaned_even_if_it_aligns(package: Path) -> 
     with (package / DATA_FILE).open("r+b") as file:
         file.seek(start - 1)
         file.write(b"x")
-    _only(validate(package), "C220")
+    only(validate(package), "C220")
 
 
 def test_a_data_file_of_no_graph_is_reported(package: Path) -> None:
     (package / "old.onnx.data").write_bytes(bytes(1000))
-    assert _only(validate(package), "C221").what.startswith("1,000 orphaned bytes")
+    assert only(validate(package), "C221").what.startswith("1,000 orphaned bytes")
 
 
 def test_a_sparse_terabyte_is_judged_by_its_size_alone(package: Path) -> None:
@@ -266,7 +270,7 @@ def test_a_sparse_terabyte_is_judged_by_its_size_alone(package: Path) -> None:
         os.truncate(package / DATA_FILE, 1 << 40)
     except OSError:
         pytest.skip("the file system holds no file of a terabyte")
-    assert _only(validate(package), "C220").severity is Severity.WARNING
+    assert only(validate(package), "C220").severity is Severity.WARNING
 
 
 def test_a_constant_of_a_node_is_judged_like_an_initializer(package: Path) -> None:
@@ -275,7 +279,7 @@ def test_a_constant_of_a_node_is_judged_like_an_initializer(package: Path) -> No
         model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["unused"], name="const", value=value))
 
     edit_graph(package, "speech", attribute)
-    assert _only(validate(package), "C202").where == f"{FILES['speech']}: const.value"
+    assert only(validate(package), "C202").where == f"{FILES['speech']}: const.value"
 
 
 def test_a_constant_inside_a_branch_is_judged_too(package: Path) -> None:
@@ -293,25 +297,25 @@ def test_a_constant_inside_a_branch_is_judged_too(package: Path) -> None:
         model.graph.node.insert(0, node)
 
     edit_graph(package, "speech", branch)
-    finding = _only(validate(package), "C202")
+    finding = only(validate(package), "C202")
     assert "choice/inside" in finding.where
 
 
 def test_a_git_lfs_pointer_is_called_by_its_name(package: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
     (package / FILES["vision"]).write_text(pointer)
-    finding = _only(validate(package), "C201")
+    finding = only(validate(package), "C201")
     assert "Git LFS pointer" in finding.what
 
 
 def test_bytes_that_are_no_graph_are_refused(package: Path) -> None:
     (package / FILES["vision"]).write_bytes(b"\xff" * 100)
-    assert _only(validate(package), "C201").where == FILES["vision"]
+    assert only(validate(package), "C201").where == FILES["vision"]
 
 
 def test_a_graph_file_beyond_two_gibibytes_is_refused_without_reading_it(package: Path) -> None:
     os.truncate(package / FILES["vision"], 1 << 31)
-    assert "2,147,483,647" in _only(validate(package), "C201").what
+    assert "2,147,483,647" in only(validate(package), "C201").what
 
 
 def test_a_missing_graph_is_one_error(package: Path) -> None:
@@ -329,4 +333,4 @@ def test_a_second_decoder_in_the_folder_is_judged_for_its_data(package: Path) ->
 def test_a_name_that_is_no_text_is_refused(package: Path) -> None:
     path = package / FILES["vision"]
     path.write_bytes(path.read_bytes().replace(b"num_images", b"num_im\xffges"))
-    assert "no UTF-8 text" in _only(validate(package), "C201").what
+    assert "no UTF-8 text" in only(validate(package), "C201").what

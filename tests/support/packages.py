@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from phi4mm_export.checks.report import Finding, Report
 from phi4mm_export.spec.processors import ProcessorValues, speech_processor, vision_processor
 
 HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, LAYERS, VOCAB = 16, 2, 1, 8, 2, 200064
@@ -298,3 +299,10 @@ def _itemsize(dtype: int) -> int:
 
 def _data_nbytes(dtype: int) -> int:
     return _itemsize(dtype) * HIDDEN * (VOCAB + (HEADS + 2 * KV_HEADS) * HEAD_SIZE)
+
+
+def only(report: Report, code: str) -> Finding:
+    """The one finding with that code; a report with none or several fails the test."""
+    found = [finding for finding in report.findings if finding.code == code]
+    assert len(found) == 1, report.findings
+    return found[0]

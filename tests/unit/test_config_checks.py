@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.packages import build_package, drop, edit_config, edit_graph, edit_json, named
+from support.packages import build_package, drop, edit_config, edit_graph, edit_json, named, only
 
-from phi4mm_export.checks.report import Finding, Report, Severity
+from phi4mm_export.checks.report import Severity
 from phi4mm_export.pipeline.validate import validate
 
 Change = Callable[[Any], object]
@@ -21,12 +21,6 @@ Change = Callable[[Any], object]
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     return build_package(tmp_path / "package")
-
-
-def _only(report: Report, code: str) -> Finding:
-    found = [finding for finding in report.findings if finding.code == code]
-    assert len(found) == 1, report.findings
-    return found[0]
 
 
 def _decoder(key: str, value: object) -> Change:
@@ -140,13 +134,13 @@ WARNINGS: dict[str, tuple[Change, str]] = {
 def test_a_trap_in_the_config_is_a_warning(package: Path, fault: str) -> None:
     change, code = WARNINGS[fault]
     edit_config(package, change)
-    finding = _only(validate(package, provider="cpu"), code)
+    finding = only(validate(package, provider="cpu"), code)
     assert finding.severity is Severity.WARNING
 
 
 def test_both_numbers_are_named_when_max_length_exceeds_the_context(package: Path) -> None:
     edit_config(package, _search("max_length", 131073))
-    finding = _only(validate(package), "C320")
+    finding = only(validate(package), "C320")
     assert "131072" in finding.expected
     assert finding.found == "131073"
 
@@ -155,7 +149,7 @@ def test_both_numbers_are_named_when_max_length_exceeds_the_context(package: Pat
 def test_no_length_is_asked_for_that_cannot_exist(package: Path, context: object) -> None:
     edit_config(package, _model("context_length", context))
     edit_config(package, _search("max_length", 0))
-    finding = _only(validate(package), "C320")
+    finding = only(validate(package), "C320")
     assert finding.expected == "a whole number from 1 on"
     assert finding.fix == "write a length, without a fraction"
 
@@ -168,7 +162,7 @@ def test_a_length_is_not_measured_against_a_context_that_cannot_be(package: Path
 
 def test_a_misspelt_key_gets_the_nearest_known_one(package: Path) -> None:
     edit_config(package, _search("max_lenght", 5))
-    assert "'max_length'" in _only(validate(package), "C302").fix
+    assert "'max_length'" in only(validate(package), "C302").fix
 
 
 @pytest.mark.parametrize("name", ["cuda", "CUDAExecutionProvider", "CUDA"])
@@ -181,26 +175,26 @@ def test_speech_may_be_left_out_with_both_names_empty(package: Path) -> None:
     edit_config(package, _model("speech", {"filename": "", "config_filename": ""}))
     report = validate(package)
     assert report.ok
-    assert _only(report, "C100").severity is Severity.NOTE
+    assert only(report, "C100").severity is Severity.NOTE
 
 
 def test_a_byte_order_mark_is_refused(package: Path) -> None:
     path = package / "genai_config.json"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert not validate(package).ok
-    _only(validate(package), "C301")
+    only(validate(package), "C301")
 
 
 def test_an_escape_that_the_runtimes_parser_lacks_is_refused(package: Path) -> None:
     path = package / "genai_config.json"
     path.write_text(path.read_text().replace('"phi4mm"', '"phi4m\\u006d"'))
-    _only(validate(package), "C303")
+    only(validate(package), "C303")
 
 
 def test_broken_json_is_reported_and_the_graphs_are_still_judged(package: Path) -> None:
     (package / "genai_config.json").write_text("{")
     report = validate(package)
-    assert _only(report, "C300").where == "genai_config.json"
+    assert only(report, "C300").where == "genai_config.json"
     assert sum(row.status == "match" for row in report.rows) > 10
 
 
@@ -212,7 +206,7 @@ def test_a_concat_cache_cannot_share_its_buffer(package: Path) -> None:
         model.graph.node.insert(len(model.graph.node) - 2, fresh)
 
     edit_graph(package, "decoder", concat)
-    assert _only(validate(package), "C352").expected == "false"
+    assert only(validate(package), "C352").expected == "false"
     edit_config(package, _search("past_present_share_buffer", False))
     assert "C352" not in {finding.code for finding in validate(package).findings}
 
@@ -220,14 +214,14 @@ def test_a_concat_cache_cannot_share_its_buffer(package: Path) -> None:
 def test_one_input_name_with_two_types_is_refused(package: Path) -> None:
     extra = helper.make_tensor_value_info("attention_mask", TensorProto.FLOAT, ["n"])
     edit_graph(package, "vision", lambda model: model.graph.input.append(extra))
-    finding = _only(validate(package), "C348")
+    finding = only(validate(package), "C348")
     assert (finding.expected, finding.found) in {("int64", "float"), ("float", "int64")}
 
 
 def test_half_a_pair_of_recurrent_states_is_an_error(tmp_path: Path) -> None:
     package = build_package(tmp_path / "package", gated=True)
     edit_graph(package, "decoder", lambda model: drop(model.graph.input, "past_key_values.0.recurrent_state"))
-    assert "recurrent_state" in _only(validate(package), "C361").found
+    assert "recurrent_state" in only(validate(package), "C361").found
 
 
 def test_a_dynamic_dim_in_a_recurrent_state_is_an_error(tmp_path: Path) -> None:
@@ -237,7 +231,7 @@ def test_a_dynamic_dim_in_a_recurrent_state_is_an_error(tmp_path: Path) -> None:
         named(model.graph.input, "past_key_values.0.conv_state").type.tensor_type.shape.dim[2].dim_param = "n"
 
     edit_graph(package, "decoder", open_dim)
-    _only(validate(package), "C363")
+    only(validate(package), "C363")
 
 
 def _with_rope_switch(model: onnx.ModelProto) -> None:
@@ -270,13 +264,13 @@ def test_the_note_on_the_rope_switch_says_at_which_length(package: Path) -> None
     edit_graph(package, "decoder", _with_rope_switch)
     report = validate(package)
     assert report.ok
-    assert "beyond 4096 tokens" in _only(report, "C371").what
+    assert "beyond 4096 tokens" in only(report, "C371").what
 
 
 def test_a_context_longer_than_the_rotary_tables_is_an_error(package: Path) -> None:
     edit_graph(package, "decoder", _with_rope_switch)
     edit_config(package, _model("context_length", 131073))
-    finding = _only(validate(package), "C370")
+    finding = only(validate(package), "C370")
     assert "131072" in finding.expected
 
 
@@ -311,7 +305,7 @@ PROCESSORS: dict[str, tuple[str, Change, str]] = {
 def test_a_trap_in_a_processor_file_is_an_error(package: Path, fault: str) -> None:
     kind, change, code = PROCESSORS[fault]
     edit_json(package / f"{kind}_processor.json", change)
-    finding = _only(validate(package), code)
+    finding = only(validate(package), code)
     assert finding.severity is Severity.ERROR
     assert finding.where.startswith(f"{kind}_processor.json: ")
 
@@ -323,7 +317,7 @@ def test_unknown_names_in_the_lenient_group_are_fine(package: Path) -> None:
 
 def test_a_limit_on_samples_is_noted_in_seconds(package: Path) -> None:
     edit_json(package / "speech_processor.json", lambda d: _attrs(0)(d).pop("max_samples"))
-    finding = _only(validate(package), "C409")
+    finding = only(validate(package), "C409")
     assert finding.severity is Severity.NOTE
     assert "30 s" in finding.what
 
@@ -352,7 +346,7 @@ TOKENIZERS: dict[str, tuple[str, Change, str, str]] = {
 def test_a_trap_in_a_tokenizer_file_is_an_error(package: Path, fault: str) -> None:
     file, change, code, where = TOKENIZERS[fault]
     edit_json(package / file, change)
-    finding = _only(validate(package), code)
+    finding = only(validate(package), code)
     assert finding.severity is Severity.ERROR
     assert finding.where.startswith(file)
     assert where in finding.where
@@ -361,7 +355,7 @@ def test_a_trap_in_a_tokenizer_file_is_an_error(package: Path, fault: str) -> No
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_missing_tokenizer_file_is_an_error(package: Path, file: str) -> None:
     (package / file).unlink()
-    assert _only(validate(package), "C500").where == file
+    assert only(validate(package), "C500").where == file
 
 
 def test_a_placeholder_in_neither_file_is_an_error(package: Path) -> None:
@@ -370,12 +364,12 @@ def test_a_placeholder_in_neither_file_is_an_error(package: Path) -> None:
 
     edit_json(package / "tokenizer.json", without)
     edit_json(package / "tokenizer_config.json", lambda d: d["added_tokens_decoder"].pop("200011"))
-    assert "<|endoftext11|>" in _only(validate(package), "C501").where
+    assert "<|endoftext11|>" in only(validate(package), "C501").where
 
 
 def test_a_template_in_its_own_file_is_enough(package: Path) -> None:
     edit_json(package / "tokenizer_config.json", lambda d: d.pop("chat_template"))
-    assert _only(validate(package), "C504").severity is Severity.WARNING
+    assert only(validate(package), "C504").severity is Severity.WARNING
     (package / "chat_template.jinja").write_text("{{ messages }}")
     assert validate(package).findings == ()
 

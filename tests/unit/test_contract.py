@@ -9,9 +9,9 @@ from pathlib import Path
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from support.packages import build_package, drop, edit_config, edit_graph, named
+from support.packages import build_package, drop, edit_config, edit_graph, named, only
 
-from phi4mm_export.checks.report import Finding, Report, Severity
+from phi4mm_export.checks.report import Report, Severity
 from phi4mm_export.errors import UsageError
 from phi4mm_export.pipeline.validate import validate
 from phi4mm_export.spec.contract_file import SHIPPED, load_contract
@@ -20,12 +20,6 @@ from phi4mm_export.spec.contract_file import SHIPPED, load_contract
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     return build_package(tmp_path / "package")
-
-
-def _only(report: Report, code: str) -> Finding:
-    found = [finding for finding in report.findings if finding.code == code]
-    assert len(found) == 1, report.findings
-    return found[0]
 
 
 def _statuses(report: Report, name: str) -> set[str]:
@@ -53,7 +47,7 @@ def test_a_float16_package_has_a_kernel_for_every_node_on_cuda(tmp_path: Path) -
 
 def test_a_missing_required_input_is_an_error(package: Path) -> None:
     edit_graph(package, "vision", lambda model: drop(model.graph.input, "image_attention_mask"))
-    finding = _only(validate(package), "C101")
+    finding = only(validate(package), "C101")
     assert finding.severity is Severity.ERROR
     assert finding.where == "phi-4-mm-vision.onnx: image_attention_mask"
 
@@ -68,14 +62,14 @@ def test_a_missing_optional_input_is_only_a_row(package: Path) -> None:
 def test_an_extra_input_is_an_error_because_nothing_feeds_it(package: Path) -> None:
     extra = helper.make_tensor_value_info("vision_gate", TensorProto.BOOL, [1])
     edit_graph(package, "decoder", lambda model: model.graph.input.append(extra))
-    assert "vision_gate" in _only(validate(package), "C102").where
+    assert "vision_gate" in only(validate(package), "C102").where
 
 
 def test_an_extra_output_is_only_a_note(package: Path) -> None:
     extra = helper.make_tensor_value_info("flat", TensorProto.FLOAT, ["n", 80])
     edit_graph(package, "speech", lambda model: model.graph.output.append(extra))
     report = validate(package)
-    assert _only(report, "C102").severity is Severity.NOTE
+    assert only(report, "C102").severity is Severity.NOTE
     assert report.ok
 
 
@@ -90,7 +84,7 @@ def test_an_overridable_input_is_allowed(package: Path) -> None:
 def test_an_overridable_input_under_another_name_than_the_adapters_is_noted(package: Path) -> None:
     extra = helper.make_tensor_value_info("qkv", TensorProto.FLOAT, [16, 32])
     edit_graph(package, "decoder", lambda model: model.graph.input.append(extra))
-    assert _only(validate(package), "C107").severity is Severity.NOTE
+    assert only(validate(package), "C107").severity is Severity.NOTE
 
 
 @pytest.mark.parametrize(
@@ -117,7 +111,7 @@ def _rename_output(model: onnx.ModelProto) -> None:
 
 def test_a_renamed_output_is_named_with_its_likely_counterpart(package: Path) -> None:
     edit_graph(package, "vision", _rename_output)
-    finding = _only(validate(package), "C103")
+    finding = only(validate(package), "C103")
     assert finding.severity is Severity.ERROR
     assert finding.expected == "image_features"
     assert finding.found.startswith("image_feature_rows")
@@ -127,7 +121,7 @@ def test_a_renamed_output_that_the_config_maps_is_a_warning(package: Path) -> No
     edit_graph(package, "vision", _rename_output)
     edit_config(package, lambda c: c["model"]["vision"]["outputs"].update(image_features="image_feature_rows"))
     report = validate(package)
-    assert _only(report, "C103").severity is Severity.WARNING
+    assert only(report, "C103").severity is Severity.WARNING
     assert report.ok
 
 
@@ -138,8 +132,8 @@ def test_a_renamed_fixed_name_stays_an_error_even_if_the_config_maps_it(package:
     edit_graph(package, "vision", rename)
     edit_config(package, lambda c: c["model"]["vision"]["inputs"].update(attention_mask="image_mask"))
     report = validate(package)
-    assert _only(report, "C103").severity is Severity.ERROR
-    assert _only(report, "C346").expected == "image_attention_mask"
+    assert only(report, "C103").severity is Severity.ERROR
+    assert only(report, "C346").expected == "image_attention_mask"
 
 
 def _set_type(component: str, name: str, dtype: int) -> Callable[[Path], None]:
@@ -151,7 +145,7 @@ def _set_type(component: str, name: str, dtype: int) -> Callable[[Path], None]:
 
 def test_a_wrong_element_type_names_both_types(package: Path) -> None:
     _set_type("speech", "audio_sizes", TensorProto.INT32)(package)
-    finding = _only(validate(package), "C104")
+    finding = only(validate(package), "C104")
     assert (finding.expected, finding.found) == ("int64", "int32")
 
 
@@ -160,7 +154,7 @@ def test_a_wrong_rank_names_both_ranks(package: Path) -> None:
         named(model.graph.output, "image_features").type.tensor_type.shape.dim.add().dim_value = 1
 
     edit_graph(package, "vision", three)
-    finding = _only(validate(package), "C105")
+    finding = only(validate(package), "C105")
     assert (finding.expected, finding.found) == ("rank 2", "rank 3")
 
 
@@ -182,7 +176,7 @@ def test_another_feature_width_is_a_dims_error(package: Path) -> None:
         named(model.graph.output, "audio_features").type.tensor_type.shape.dim[1].dim_value = 24
 
     edit_graph(package, "speech", wide)
-    finding = _only(validate(package), "C106")
+    finding = only(validate(package), "C106")
     assert "24, expected 16 (hidden_size)" in finding.fix
 
 
@@ -191,7 +185,7 @@ def test_a_fixed_sequence_length_is_a_dims_error(package: Path) -> None:
         named(model.graph.input, "inputs_embeds").type.tensor_type.shape.dim[1].dim_value = 7
 
     edit_graph(package, "decoder", fixed)
-    assert _only(validate(package), "C106").severity is Severity.ERROR
+    assert only(validate(package), "C106").severity is Severity.ERROR
 
 
 def test_a_symbolic_hidden_size_is_only_a_warning(package: Path) -> None:
@@ -200,13 +194,13 @@ def test_a_symbolic_hidden_size_is_only_a_warning(package: Path) -> None:
 
     edit_graph(package, "embedding", open_width)
     report = validate(package)
-    assert _only(report, "C106").severity is Severity.WARNING
+    assert only(report, "C106").severity is Severity.WARNING
     assert report.ok
 
 
 def test_two_float_types_at_one_joint_are_an_error(package: Path) -> None:
     _set_type("embedding", "audio_features", TensorProto.FLOAT16)(package)
-    finding = _only(validate(package), "C110")
+    finding = only(validate(package), "C110")
     assert "float16 in phi-4-mm-embedding.onnx: audio_features" in finding.found
     assert "float in phi-4-mm-speech.onnx: audio_features" in finding.found
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.real_model import REAL
 
 import phi4mm_export
 from phi4mm_export.errors import SystemLimitError, UsageError
 from phi4mm_export.spec.contract import FILE_NAMES, Component, FloatType, PackageLayout, Provider
 from phi4mm_export.spec.genai import GenaiConfigGenerator, PackageKind, package_kind
 from phi4mm_export.spec.json_text import json_bytes
-from phi4mm_export.spec.model import AudioDims, Layout, LongRope, ModelConfig, Role, VisionDims
+from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.phi4mm_config import (
     check_device,
     choose_max_length,
@@ -29,20 +30,6 @@ from phi4mm_export.spec.tokens import TokenIds
 DATA = Path(__file__).parents[1] / "data"
 TARGET = (DATA / "genai_config.target.json").read_bytes()
 TOKENS = TokenIds(bos=199999, eos=(200020, 199999), pad=199999)
-REAL = ModelConfig(
-    layout=Layout.ORIGINAL,
-    hidden_size=3072,
-    intermediate_size=8192,
-    num_layers=32,
-    num_heads=24,
-    num_kv_heads=8,
-    vocab_size=200064,
-    rms_norm_eps=1e-5,
-    tied_head=True,
-    rope=LongRope(10000.0, 96, (1.0,) * 48, (2.0,) * 48, 131072, 4096),
-    vision=VisionDims(1152, 4304, 27),
-    audio=AudioDims(1024, 16, 1536, 24, 3, 1024, 500),
-)
 DIMS: dict[str, Any] = {
     "vocab_size": 32000,
     "hidden_size": 4096,
