@@ -80,6 +80,24 @@ class TensorBytes:
         size = kind.itemsize * width
         return np.frombuffer(self.read(start * size, (stop - start) * size), kind).reshape(stop - start, width)
 
+    def columns(self, start: int, stop: int, width: int) -> NDArray[Any]:
+        """Part of every row of `width` values, [rows, stop - start] in the stored type; of a file only that is read."""
+        kind = self.numpy_type
+        if kind is None:
+            raise PackageError(f"{self.dtype} values share bytes and have no columns", where=self.place)
+        found = np.empty((self.elements // width, stop - start), kind)
+        if self.path is None:
+            found[:] = np.frombuffer(self.inline, kind).reshape(-1, width)[:, start:stop]
+            return found
+        if not is_file(self.path):
+            raise PackageError(f"the data file {self.path.name} is missing", where=self.place)
+        with self.path.open("rb", buffering=0) as file:
+            for number, row in enumerate(found):
+                file.seek(self.offset + (number * width + start) * kind.itemsize)
+                if file.readinto(row.view(np.uint8).data) != row.nbytes:
+                    raise PackageError(f"the data file {self.path.name} ends before the tensor does", where=self.place)
+        return found
+
     def sha256(self) -> str:
         """Digest of all bytes."""
         digest = hashlib.sha256()
@@ -123,20 +141,29 @@ def tensor_bytes(tensor: onnx.TensorProto, folder: Path, place: str) -> TensorBy
     return TensorBytes(tensor.name, place, dtype, dims, folder / location, offset, nbytes)
 
 
+def safe_bytes(tensor: onnx.TensorProto, graph: Path, place: str) -> TensorBytes:
+    """`tensor_bytes` of a tensor of the graph file `graph`, whose data file lies where it may.
+
+    Hard links are files like any other (the onnx library refuses them); a symbolic link may lead where the graph lies,
+    or where the graph's own link leads. Raises PackageError as `tensor_bytes`, and for other links.
+    """
+    source = tensor_bytes(tensor, graph.parent, place)
+    homes = (real_path(graph.parent), real_path(graph).parent)
+    if source.path is not None and not any(real_path(source.path).is_relative_to(home) for home in homes):
+        raise PackageError(f"the data file {source.path.name} is a link that leaves the folder", where=place)
+    return source
+
+
 def inlined(tensor: onnx.TensorProto, graph: Path, place: str) -> onnx.TensorProto:
     """The tensor with its bytes inside: itself, or a copy that no longer refers to a data file.
 
-    graph: the .onnx file. Hard links are files like any other (the onnx library refuses them); a symbolic link may
-    lead where the graph lies, or where the graph's own link leads. Raises PackageError as `tensor_bytes` and `read`.
+    graph: the .onnx file. Raises PackageError as `safe_bytes` and `read`.
     """
     import onnx
 
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return tensor
-    source = tensor_bytes(tensor, graph.parent, place)
-    homes = (real_path(graph.parent), real_path(graph).parent)
-    if source.path is not None and not any(real_path(source.path).is_relative_to(home) for home in homes):
-        raise PackageError(f"the data file {source.path.name} is a link that leaves the folder", where=place)
+    source = safe_bytes(tensor, graph, place)
     copy = onnx.TensorProto()
     copy.CopyFrom(tensor)
     del copy.external_data[:]

@@ -24,6 +24,7 @@ from phi4mm_export.quant.sites import Site
 from phi4mm_export.quant.spill import Spill
 from phi4mm_export.quant.stages import FLOAT, Stage, Streams, plan_stages
 from phi4mm_export.quant.statistics import SavedStatistics
+from phi4mm_export.quant.weight import Weight
 
 Watch = Callable[[str], None]
 """Called with the label of each finished layer."""
@@ -146,7 +147,7 @@ def _corrected(job: Job, bias: Bias, outcome: Outcome) -> NDArray[Any]:
 
 
 def _solve(job: Job, stage: Stage, seen: Moments | None, finished: FinishedLayers, watch: Watch) -> dict[str, Outcome]:
-    weights = [site.matrix(job.graph) for site in stage.sites]
+    weights = [Weight(job.graph, site) for site in stage.sites]
     grids = [job.grids[site.label] for site in stage.sites]
     results = solve_stage(weights, grids, seen, job.settings)
     for site, solved in zip(stage.sites, results, strict=True):

@@ -6,6 +6,7 @@ and scales of either sign, since the code range is lopsided.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,19 @@ class Codes:
             return (self.codes.astype(np.float64) - self.grid.half) * wide
         zeros = np.repeat(self.zeros, self.grid.block_size, axis=0)[: len(self.codes)]
         return (self.codes.astype(np.float64) - zeros) * wide
+
+
+def joined(parts: Sequence[Codes]) -> Codes:
+    """One weight from the codes of ranges of its outputs."""
+    if len(parts) == 1:
+        return parts[0]
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return Codes(
+        parts[0].grid,
+        np.concatenate([part.codes for part in parts], axis=1),
+        np.concatenate([part.scales for part in parts], axis=1),
+        np.concatenate(zeros, axis=1) if zeros else None,
+    )
 
 
 def inverse_of(scale: NDArray[Any]) -> NDArray[Any]:

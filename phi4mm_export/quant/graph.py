@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from phi4mm_export.errors import CheckpointError, PackageError, some
 from phi4mm_export.graphs.onnx_file import load_graph
-from phi4mm_export.package.tensor_bytes import inlined
+from phi4mm_export.package.tensor_bytes import TensorBytes, inlined, safe_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -51,27 +52,37 @@ class Graph:
         """What a caller gets."""
         return tuple(value.name for value in self.model.graph.output)
 
+    def bytes_of(self, name: str) -> TensorBytes:
+        """Where the bytes of a constant lie; of external data nothing is read yet. Raises CheckpointError."""
+        with self._readable(name) as tensor:
+            return safe_bytes(tensor, self.path, f"{self.path.name}: {name}")
+
+    @contextlib.contextmanager
+    def _readable(self, name: str) -> Iterator[onnx.TensorProto]:
+        """The tensor of a constant; what goes wrong with its data file is a CheckpointError."""
+        tensor = self.constants[name]
+        unknown = sorted({entry.key for entry in tensor.external_data} - EXTERNAL_DATA_KEYS)
+        if unknown:  # onnx would only print a warning
+            raise CheckpointError(
+                f"the external data have the unknown entries {some(map(repr, unknown))}",
+                where=f"{self.path.name}: {name}",
+                fix="fetch the graph again",
+            )
+        try:
+            yield tensor
+        except PackageError as err:
+            raise CheckpointError(f"the external data cannot be read: {err.what}", where=err.where) from err
+        except OSError as err:
+            raise CheckpointError(
+                f"the external data cannot be read: {err.strerror or err}", where=f"{self.path.name}: {name}"
+            ) from err
+
     def constant(self, name: str) -> NDArray[Any]:
         """The array of a constant; external data is read now and not kept. Raises CheckpointError."""
-        from onnx import external_data_helper, numpy_helper
+        from onnx import numpy_helper
 
-        tensor = self.constants[name]
-        if external_data_helper.uses_external_data(tensor):
-            unknown = sorted({entry.key for entry in tensor.external_data} - EXTERNAL_DATA_KEYS)
-            if unknown:  # onnx would only print a warning
-                raise CheckpointError(
-                    f"the external data have the unknown entries {some(map(repr, unknown))}",
-                    where=f"{self.path.name}: {name}",
-                    fix="fetch the graph again",
-                )
-            try:
-                tensor = inlined(tensor, self.path, f"{self.path.name}: {name}")
-            except PackageError as err:
-                raise CheckpointError(f"the external data cannot be read: {err.what}", where=err.where) from err
-            except OSError as err:
-                raise CheckpointError(
-                    f"the external data cannot be read: {err.strerror or err}", where=f"{self.path.name}: {name}"
-                ) from err
+        with self._readable(name) as tensor:
+            tensor = inlined(tensor, self.path, f"{self.path.name}: {name}")
         try:
             return np.asarray(numpy_helper.to_array(tensor))
         except (ValueError, TypeError) as err:

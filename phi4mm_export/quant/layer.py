@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -18,14 +19,15 @@ from phi4mm_export.quant.arithmetic import (
     solve_upper_transposed,
     upper_factor,
 )
-from phi4mm_export.quant.codes import Grid
+from phi4mm_export.quant.codes import Grid, joined
 from phi4mm_export.quant.finished import Outcome, Solved
 from phi4mm_export.quant.gptq import Solver, channel_order
 from phi4mm_export.quant.hessian import Moments, rotated_moments
 from phi4mm_export.quant.rotation import rotated
 from phi4mm_export.quant.rtn import round_to_nearest
 from phi4mm_export.quant.settings import Method, QuantSettings
-from phi4mm_export.weights.exact import F32, F64
+from phi4mm_export.quant.weight import Weight
+from phi4mm_export.weights.exact import F64
 
 MAX_DAMP = 1.0
 SAMPLING_DAMP = 0.3
@@ -38,45 +40,43 @@ MIN_TOKENS_PER_CHANNEL = 1
 
 @dataclass(frozen=True)
 class _Factor:
-    """The damped Hessian's factor in the order of rounding."""
+    """What all weights of an input share: the damped Hessian's factor, and what follows from it."""
 
-    order: NDArray[np.int64]
-    v: F64
     damp: float
     solver: Solver
+    drift: _Drift
+    math: Arithmetic
 
 
 def solve_stage(
-    weights: Sequence[F32], grids: Sequence[Grid], seen: Moments | None, settings: QuantSettings
+    weights: Sequence[Weight], grids: Sequence[Grid], seen: Moments | None, settings: QuantSettings
 ) -> list[Solved]:
-    """weights: float32 [K, N] of the products that share one input, with the grid of each."""
+    """weights: of the products that share one input, with the grid of each."""
+    both = list(zip(weights, grids, strict=True))
     if settings.method is not Method.GPTQ:
-        return [_nearest(weight, grid, None, "") for weight, grid in zip(weights, grids, strict=True)]
+        return [_nearest(weight, grid, None, "") for weight, grid in both]
     if seen is None:
-        reason = "no calibration sample reaches it"
-        return [_nearest(weight, grid, None, reason) for weight, grid in zip(weights, grids, strict=True)]
+        return [_nearest(weight, grid, None, "no calibration sample reaches it") for weight, grid in both]
     if not (np.isfinite(seen.hessian).all() and np.isfinite(seen.mean).all() and np.isfinite(seen.mean_exact).all()):
-        reason = "its calibration inputs are not finite"
-        return [_nearest(weight, grid, None, reason) for weight, grid in zip(weights, grids, strict=True)]
-    math = EXACT if settings.exact else PLAIN
+        return [_nearest(weight, grid, None, "its calibration inputs are not finite") for weight, grid in both]
+    widths = Counter[tuple[int, int]]()
+    for weight, grid in both:
+        widths[grid.block_size, grid.rotation] += weight.width
     inputs = {grid.rotation: rotated_moments(seen, grid.rotation) if grid.rotation else seen for grid in grids}
-    factors: dict[tuple[int, int], _Factor | None] = {}
+    factors = {key: _factor(inputs[key[1]], key[0], settings, width) for key, width in widths.items()}
     solved = []
-    for weight, grid in zip(weights, grids, strict=True):
-        started = perf_counter()
-        turned, key = inputs[grid.rotation], (grid.block_size, grid.rotation)
-        if key not in factors:
-            factors[key] = _factor(turned, grid.block_size, settings, math)
-        factor = factors[key]
+    for weight, grid in both:
+        factor = factors[grid.block_size, grid.rotation]
         if factor is None:
             solved.append(_nearest(weight, grid, seen, "the Hessian is singular even with full damping"))
         else:
-            solved.append(_calibrated(weight, grid, seen, turned, factor, settings, math, started))
+            solved.append(_calibrated(weight, grid, seen, factor, settings))
     return solved
 
 
-def _factor(seen: Moments, block_size: int, settings: QuantSettings, math: Arithmetic) -> _Factor | None:
-    """Raise the damping tenfold until the factor exists."""
+def _factor(seen: Moments, block_size: int, settings: QuantSettings, width: int) -> _Factor | None:
+    """Raise the damping tenfold until the factor exists. width: outputs of all weights that will use it."""
+    math = EXACT if settings.exact else PLAIN
     diagonal = np.diagonal(seen.hessian)
     mean = float(np.add.reduce(diagonal)) / len(diagonal)
     order = channel_order(diagonal, block_size, settings.order)
@@ -90,63 +90,95 @@ def _factor(seen: Moments, block_size: int, settings: QuantSettings, math: Arith
         except NotPositiveDefiniteError:
             damp *= 10
             continue
-        return _Factor(order, v, damp, Solver(block_size, math, order, v))
+        return _Factor(damp, Solver(block_size, math, order, v), _Drift.of(seen, order, v, math, width), math)
     return None
 
 
-def _calibrated(
-    weight: F32,
-    grid: Grid,
-    seen: Moments,
-    turned: Moments,
-    factor: _Factor,
-    settings: QuantSettings,
-    math: Arithmetic,
-    started: float,
-) -> Solved:
-    """turned: the moments of the inputs as the rounded weight meets them, `seen` before their rotation."""
-    wide = weight.astype(np.float64)
-    target = _target(rotated(wide, grid.rotation) if grid.rotation else wide, turned, factor, math)
-    codes = factor.solver.quantize(target, grid, jobs=settings.jobs)
-    values = codes.values()
-    bias = np.zeros(wide.shape[1])
-    if settings.bias_correction:
-        bias = math.fine(seen.mean_exact[None], wide)[0] - math.fine(seen.mean[None], values)[0]
-    before, after = _relative(wide, [round_to_nearest(weight, replace(grid, rotation=0)).values(), values], seen, math)
-    dead = int(np.count_nonzero(np.diagonal(seen.hessian) <= 0))
-    reason = f"{dead} of {len(wide)} input channels never vary" if dead else ""
-    seconds = perf_counter() - started
-    return Solved(codes, Outcome(grid, bias, Method.GPTQ, reason, factor.damp, before, after, seconds))
-
-
-def _target(weight: F64, seen: Moments, factor: _Factor, math: Arithmetic) -> F64:
-    """The weights to approximate: moved towards making up for the drift of the inputs.
+@dataclass(frozen=True)
+class _Drift:
+    """How weights are moved towards making up for the drift of the inputs.
 
     W + share * inv(H) X'(X_exact - X) W. Source: GPTAQ (arXiv 2504.02692), with a share because the full correction
     fits the calibration set.
     """
-    if seen.drift is None or seen.paired < MIN_TOKENS_PER_CHANNEL * len(weight):
-        return weight
-    narrow = len(weight) <= weight.shape[1]
-    right = seen.drift if narrow else math.coarse(seen.drift, weight)
-    solution = solve_upper(factor.v, right[factor.order], math.coarse)
-    moved = np.empty_like(solution)
-    moved[factor.order] = solve_upper_transposed(factor.v, solution, math.coarse)
-    share = TARGET_SHARE * seen.tokens / seen.paired
-    return weight + share * (math.coarse(moved, weight) if narrow else moved)
+
+    moving: Callable[[F64], F64]
+
+    @staticmethod
+    def of(seen: Moments, order: NDArray[np.int64], v: F64, math: Arithmetic, width: int) -> _Drift:
+        """With more outputs than channels the system is solved once for all of them, else for each weight."""
+        drift, size = seen.drift, len(v)
+        if drift is None or seen.paired < MIN_TOKENS_PER_CHANNEL * size:
+            return _Drift(lambda weight: weight)
+        share = TARGET_SHARE * seen.tokens / seen.paired
+
+        def solved(right: F64) -> F64:
+            half = solve_upper(v, right[order], math.coarse)
+            x = np.empty_like(half)
+            x[order] = solve_upper_transposed(v, half, math.coarse)
+            return share * x
+
+        if width < size:
+            return _Drift(lambda weight: weight + solved(math.coarse(drift, weight)))
+        matrix = solved(drift)
+        return _Drift(lambda weight: weight + math.coarse(matrix, weight))
 
 
-def _relative(weight: F64, candidates: Sequence[F64], seen: Moments, math: Arithmetic) -> list[float]:
-    """|X (values - weight)| / |X weight| over the centred calibration inputs, for each of the candidates."""
-    stack = np.concatenate([weight, *(values - weight for values in candidates)], axis=1)
-    terms = np.add.reduce(stack * math.coarse(seen.hessian, stack), axis=0).reshape(-1, weight.shape[1])
-    whole, *energies = (float(np.add.reduce(row)) for row in terms)
-    return [float(np.sqrt(max(energy, 0.0) / whole)) if whole > 0 else 0.0 for energy in energies]
-
-
-def _nearest(weight: F32, grid: Grid, seen: Moments | None, reason: str) -> Solved:
+def _calibrated(weight: Weight, grid: Grid, seen: Moments, factor: _Factor, settings: QuantSettings) -> Solved:
     started = perf_counter()
-    codes = round_to_nearest(weight, grid)
-    error = _relative(weight.astype(np.float64), [codes.values()], seen, PLAIN)[0] if seen is not None else None
-    zero = np.zeros(weight.shape[1])
-    return Solved(codes, Outcome(grid, zero, Method.RTN, reason, 0.0, error, error, perf_counter() - started))
+    math, parts, biases, energies = factor.math, [], [], np.zeros(3)
+    for outputs in weight.tiles():
+        given = weight.columns(outputs)
+        wide = given.astype(np.float64)
+        target = factor.drift.moving(rotated(wide, grid.rotation) if grid.rotation else wide)
+        codes = factor.solver.quantize(target, grid, jobs=settings.jobs)
+        values = codes.values()
+        nearest = round_to_nearest(given, replace(grid, rotation=0)).values()
+        energies += _energies([wide, nearest - wide, values - wide], seen, math)
+        bias = np.zeros(wide.shape[1])
+        if settings.bias_correction:
+            bias = math.fine(seen.mean_exact[None], wide)[0] - math.fine(seen.mean[None], values)[0]
+        parts.append(codes)
+        biases.append(bias)
+    before, after = _relative(energies)
+    dead = int(np.count_nonzero(np.diagonal(seen.hessian) <= 0))
+    reason = f"{dead} of {weight.size} input channels never vary" if dead else ""
+    outcome = Outcome(
+        grid,
+        np.concatenate(biases),
+        Method.GPTQ,
+        reason,
+        factor.damp,
+        before,
+        after,
+        perf_counter() - started,
+    )
+    return Solved(joined(parts), outcome)
+
+
+def _nearest(weight: Weight, grid: Grid, seen: Moments | None, reason: str) -> Solved:
+    started = perf_counter()
+    parts, energies = [], np.zeros(2)
+    for outputs in weight.tiles():
+        given = weight.columns(outputs)
+        codes = round_to_nearest(given, grid)
+        if seen is not None:
+            energies += _energies([given.astype(np.float64), codes.values() - given], seen, PLAIN)
+        parts.append(codes)
+    error = None if seen is None else _relative(energies)[0]
+    seconds = perf_counter() - started
+    return Solved(joined(parts), Outcome(grid, np.zeros(weight.width), Method.RTN, reason, 0.0, error, error, seconds))
+
+
+def _energies(values: Sequence[F64], seen: Moments, math: Arithmetic) -> F64:
+    """|X v|^2 over the centred calibration inputs for each v [K, n]."""
+    stack = np.concatenate(values, axis=1)
+    terms = np.add.reduce(stack * math.coarse(seen.hessian, stack), axis=0)
+    energies: F64 = np.add.reduce(terms.reshape(len(values), -1), axis=1)
+    return energies
+
+
+def _relative(energies: F64) -> list[float]:
+    """The relative errors: the roots of all energies over the first."""
+    whole = float(energies[0])
+    return [float(np.sqrt(max(float(energy), 0.0) / whole)) if whole > 0 else 0.0 for energy in energies[1:]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,14 +92,18 @@ def _placed(out: DataFile, graph: Graph, tensor: onnx.TensorProto, values: NDArr
     if strings or (inside and tensor.ByteSize() <= INLINE_NBYTES):
         return onnx.TensorProto.FromString(tensor.SerializeToString())
     spec = TensorSpec(tensor.name, ir.DataType(tensor.data_type), tuple(tensor.dims))
-    return _external(out, spec, graph.constant(tensor.name) if values is None else values)
+    if values is None and not inside:
+        chunks = graph.bytes_of(tensor.name).chunks()
+        return _external(out, spec, (np.frombuffer(data, np.uint8) for _, data in chunks))
+    return _external(out, spec, [graph.constant(tensor.name) if values is None else values])
 
 
-def _external(out: DataFile, spec: TensorSpec, values: NDArray[Any]) -> onnx.TensorProto:
+def _external(out: DataFile, spec: TensorSpec, pieces: Iterable[NDArray[Any]]) -> onnx.TensorProto:
     import onnx
 
     out.begin(spec)
-    out.write(values)
+    for piece in pieces:
+        out.write(piece)
     place = out.placed[spec.name]
     tensor = onnx.TensorProto(name=spec.name, data_type=int(spec.dtype), dims=spec.shape)
     tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -116,7 +120,7 @@ def _write_codes(out: DataFile, replacement: Replacement) -> list[onnx.TensorPro
     if codes.zeros is not None:
         arrays[weight + _ZEROS] = packed_zeros(codes)
     return [
-        _external(out, TensorSpec(name, ir.DataType.from_numpy(values.dtype), values.shape), values)
+        _external(out, TensorSpec(name, ir.DataType.from_numpy(values.dtype), values.shape), [values])
         for name, values in arrays.items()
     ]
 

@@ -101,6 +101,30 @@ def test_a_weight_with_two_readers_is_left_alone_and_reported(tmp_path: Path) ->
     assert [layer.reason for layer in kept] == ["is used in 2 places"] * 2
 
 
+@pytest.mark.parametrize("method", list(Method)[:2])
+def test_a_weight_read_in_pieces_gives_the_bytes_of_one_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    nodes = [
+        helper.make_node("FusedMatMul", ["x", "t"], ["h"], transB=1, domain="com.microsoft"),
+        helper.make_node("MatMul", ["h", "w"], ["y"]),
+    ]
+    weights = {"t": matrix(48, 64), "w": matrix(48, 40, seed=1)}
+    inline = save(tmp_path / "inline.onnx", nodes, weights, channels=64, width=40)
+    external = tmp_path / "external.onnx"
+    onnx.save(onnx.load(inline), external, save_as_external_data=True, location="weights", size_threshold=0)
+    monkeypatch.setattr("phi4mm_export.quant.weight.TILE_OUTPUTS", 7)
+    found = []
+    for source, most in ((inline, 0), (external, 0), (external, 1 << 20)):
+        monkeypatch.setattr("phi4mm_export.quant.weight.WHOLE_NBYTES", most)
+        folder = tmp_path / f"{source.stem}-{most}"
+        folder.mkdir()
+        settings = QuantSettings(method, block_size=16)
+        quantize_graph(source, folder / "q.onnx", reader=Reader(feeds(4, 64, seed=1)), settings=settings)
+        found.append((folder / "q.onnx.data").read_bytes())
+    assert found[0] == found[1] == found[2]
+
+
 def test_exclude_and_include_match_node_and_weight_names(tmp_path: Path) -> None:
     source = two_layers(tmp_path / "m.onnx")
     for number, (settings, expected) in enumerate(

@@ -1,0 +1,51 @@
+"""The weight of one product, read some outputs at a time: a head of two gigabytes is never whole in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phi4mm_export.quant.graph import Graph
+from phi4mm_export.quant.sites import Site
+from phi4mm_export.weights.exact import F32
+
+TILE_OUTPUTS = 2048
+"""Outputs worked on together; a fixed number, because sums over a layer are sums over its tiles."""
+WHOLE_NBYTES = 64 << 20
+"""Weights up to this size are read at once."""
+
+
+class Weight:
+    """The weight as it acts, alpha included. size: K; width: N."""
+
+    def __init__(self, graph: Graph, site: Site) -> None:
+        self.size, self.width = site.K, site.N
+        self._site = site
+        source = graph.bytes_of(site.weight)
+        streamed = source.path is not None and source.nbytes > WHOLE_NBYTES
+        self._source = source if streamed else None
+        self._stored = None if streamed else graph.constant(site.weight)
+
+    def tiles(self) -> Iterator[slice]:
+        """Ranges of outputs that make up the whole."""
+        starts = range(0, self.width, TILE_OUTPUTS)
+        return (slice(start, min(start + TILE_OUTPUTS, self.width)) for start in starts)
+
+    def columns(self, outputs: slice) -> F32:
+        """float32 [K, n] of a range of outputs."""
+        stored = self._read(outputs).astype(np.float32)
+        acting = stored.T if self._site.transposed else stored
+        alpha = self._site.alpha
+        return np.ascontiguousarray(acting if alpha == 1.0 else acting * np.float32(alpha))
+
+    def _read(self, outputs: slice) -> NDArray[Any]:
+        transposed = self._site.transposed
+        if self._stored is not None:
+            return self._stored[outputs] if transposed else self._stored[:, outputs]
+        assert self._source is not None
+        if transposed:
+            return self._source.rows(outputs.start, outputs.stop, self.size)
+        return self._source.columns(outputs.start, outputs.stop, self.width)
