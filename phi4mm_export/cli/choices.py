@@ -1,4 +1,4 @@
-"""Option values that are not yet what the pipelines take: providers, adapters and their folders."""
+"""Option values that are not yet what the pipelines take: adapters, their folders, engines and methods."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from phi4mm_export.errors import UsageError
+from phi4mm_export.spec.build_recipe import AdapterChoice
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.on_disk import is_folder
-
-
-class AdapterName(StrEnum):
-    """Values of --adapter."""
-
-    VISION = "vision"
-    SPEECH = "speech"
-    NONE = "none"
 
 
 class EncoderPrecision(StrEnum):
@@ -26,21 +19,14 @@ class EncoderPrecision(StrEnum):
     FP32 = "fp32"
 
 
-class Head(StrEnum):
-    """Values of --head."""
-
-    STORED = "stored"
-    TIED = "tied"
-
-
-def adapter_role(name: AdapterName | None) -> Role | None:
+def adapter_role(name: AdapterChoice | None) -> Role | None:
     """The adapter of the merged and branch forms: vision unless something else was asked for."""
-    if name is AdapterName.NONE:
+    if name is AdapterChoice.NONE:
         return None
-    return Role(name or AdapterName.VISION)
+    return Role(name or AdapterChoice.VISION)
 
 
-def adapter_paths(given: Sequence[str] | None, adapter: AdapterName | None) -> dict[Role, Path]:
+def adapter_paths(given: Sequence[str] | None, adapter: AdapterChoice | None) -> dict[Role, Path]:
     """`[ROLE=]DIR` texts by role; a bare DIR takes the role of --adapter. Raises UsageError for a role given twice."""
     found: dict[Role, Path] = {}
     for text in given or ():
@@ -70,13 +56,6 @@ class QuantMethod(StrEnum):
     NONE = "none"
     K_QUANT = "k_quant"
     HQQ = "hqq"
-
-
-class QuantOrder(StrEnum):
-    """Values of --order."""
-
-    ACT = "act"
-    NATURAL = "natural"
 
 
 class QuantEngine(StrEnum):

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from phi4mm_export.cli.choices import AdapterName, EncoderPrecision, Head
+from phi4mm_export.cli.choices import EncoderPrecision
+from phi4mm_export.spec.build_recipe import AdapterChoice, HeadOfTwo
 from phi4mm_export.spec.contract import Component, PackageLayout
 from phi4mm_export.spec.recipe import LoraForm, Precision
 
@@ -23,7 +24,7 @@ LoraWeights = Annotated[Precision | None, Option(help="Adapters; as the decoder 
 BlockSize = Annotated[int | None, Option(help="Weights per scale: 16 to 256; default 128 for int8, 32 for int4.")]
 AccuracyLevel = Annotated[int | None, Option(help="MatMulNBits accuracy level, 0 to 4; default 4 on cpu, 0 on cuda.")]
 Form = Annotated[LoraForm, Option(help="How the adapters reach the decoder.")]
-Adapter = Annotated[AdapterName | None, Option(help="The adapter of --lora merged and branch; default vision.")]
+Adapter = Annotated[AdapterChoice | None, Option(help="The adapter of --lora merged and branch; default vision.")]
 AdapterPath = Annotated[
     list[str] | None,
     Option(metavar="[ROLE=]DIR", help="PEFT folder that replaces the built-in adapter of its role; repeatable."),
@@ -37,7 +38,7 @@ MemoryBudget = Annotated[
     str | None, Option(metavar="SIZE", help="Largest max_length whose cache fits, for example 4GiB.")
 ]
 FullLogits = Annotated[bool, Option("--full-logits", help="Logits of every position, not only the last.")]
-HeadChoice = Annotated[Head | None, Option(help="Which head counts when a tied one is also stored.")]
+HeadChoice = Annotated[HeadOfTwo | None, Option(help="Which head counts when a tied one is also stored.")]
 ReleaseArena = Annotated[
     bool, Option("--release-arena", help="Give the encoders' memory back after each of their runs.")
 ]

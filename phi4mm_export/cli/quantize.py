@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from phi4mm_export.cli import quantize_options as opt
 from phi4mm_export.cli import render
-from phi4mm_export.cli.choices import QuantEngine, QuantMethod, QuantOrder
+from phi4mm_export.cli.choices import QuantEngine, QuantMethod
 from phi4mm_export.cli.options import JsonFlag, Overwrite, Quiet, Verbose
+from phi4mm_export.spec.build_recipe import ColumnOrder
 
 if TYPE_CHECKING:
     from phi4mm_export.pipeline.quantize import QuantizeReport
@@ -43,7 +44,7 @@ def command(
     validation: opt.Validation = None,
     skip_unreadable: opt.SkipUnreadable = False,
     damp: opt.Damp = 0.01,
-    order: opt.Order = QuantOrder.ACT,
+    order: opt.Order = ColumnOrder.ACT,
     sequential: opt.Sequential = True,
     bias_correction: opt.BiasCorrection = True,
     rotate: opt.Rotate = None,

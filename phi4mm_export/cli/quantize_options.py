@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from phi4mm_export.cli.choices import QuantEngine, QuantMethod, QuantOrder
+from phi4mm_export.cli.choices import QuantEngine, QuantMethod
+from phi4mm_export.spec.build_recipe import ColumnOrder
 from phi4mm_export.spec.contract import Component
 
 Source = Annotated[
@@ -35,7 +36,7 @@ SkipUnreadable = Annotated[
     bool, typer.Option("--skip-unreadable", help="Leave out files that cannot be read, and name them.")
 ]
 Damp = Annotated[float, typer.Option(help="Damping, as a share of the mean diagonal of the Hessian.")]
-Order = Annotated[QuantOrder, typer.Option(help="Order of the columns; the stored order stays.")]
+Order = Annotated[ColumnOrder, typer.Option(help="Order of the columns; the stored order stays.")]
 Sequential = Annotated[bool, typer.Option(help="Whether later layers see the quantized earlier ones.")]
 BiasCorrection = Annotated[bool, typer.Option(help="Whether mean errors go into the bias.")]
 Rotate = Annotated[
