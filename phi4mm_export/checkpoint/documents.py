@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import CheckpointError, SystemLimitError
-from phi4mm_export.spec.json_text import parse_object
-from phi4mm_export.spec.on_disk import POINTER_NBYTES, is_link, lfs_size
+from phi4mm_export.spec.json_text import parse_object, read_bytes
+from phi4mm_export.spec.on_disk import is_link, lfs_size
 
 FETCH_AGAIN = "fetch the file again"
 MAX_DOCUMENT_NBYTES = 64 << 20
@@ -22,21 +22,7 @@ def read_object(path: Path, label: str) -> dict[str, Any]:
     than MAX_DOCUMENT_NBYTES, not UTF-8 JSON, or names a key twice.
     """
     check_regular_file(path, label)
-    try:
-        size = path.stat().st_size
-        if size > MAX_DOCUMENT_NBYTES:
-            raise CheckpointError(
-                f"the file has {size} bytes, at most {MAX_DOCUMENT_NBYTES} are allowed",
-                where=label,
-                fix=FETCH_AGAIN,
-            )
-        content = path.read_bytes()
-    except PermissionError as err:
-        raise SystemLimitError("the file may not be read", where=label, fix="give read permission") from err
-    except OSError as err:
-        raise CheckpointError(f"reading failed: {err.strerror or err}", where=label, fix=FETCH_AGAIN) from err
-    refuse_lfs_pointer(content[:POINTER_NBYTES], len(content), label)
-    return parse_checked(content, label)
+    return parse_checked(read_bytes(path, where=label, most=MAX_DOCUMENT_NBYTES), label)
 
 
 def parse_checked(content: bytes, label: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from phi4mm_export.errors import CheckpointError, Phi4mmError, some
+from phi4mm_export.errors import CheckpointError, Phi4mmError, SystemLimitError, some
 from phi4mm_export.spec.on_disk import is_file, lfs_size
 
 MAX_NBYTES = 256 << 20
@@ -79,20 +79,27 @@ def parse_object(data: str | bytes, where: str, *, error: type[Phi4mmError] = Ch
     return value
 
 
-def read_bytes(path: Path, *, error: type[Phi4mmError] = CheckpointError, where: str | None = None) -> bytes:
-    """The bytes of a small file. Raises `error` if it is missing, no file, over `MAX_NBYTES`, or a Git LFS pointer."""
+def read_bytes(
+    path: Path, *, error: type[Phi4mmError] = CheckpointError, where: str | None = None, most: int = MAX_NBYTES
+) -> bytes:
+    """The bytes of a small file. Raises `error` if it is missing, no file, over `most` bytes, or a Git LFS pointer;
+    SystemLimitError if it may not be read."""
     place = where or path.name
     try:
         nbytes = path.stat().st_size
         if not is_file(path):
             raise error("expected a file, found something else under this name", where=place)
-        if nbytes > MAX_NBYTES:
-            raise error(f"the file has {nbytes:,} bytes, expected at most {MAX_NBYTES:,}", where=place)
+        if nbytes > most:
+            raise error(f"the file has {nbytes:,} bytes, expected at most {most:,}", where=place)
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as err:
         raise error("the file is missing", where=place, fix=f"put {path.name} into {path.parent}") from err
-    if lfs_size(data) is not None:
-        raise error("found a Git LFS pointer, expected the file itself", where=place, fix="run: git lfs pull")
+    except PermissionError as err:
+        raise SystemLimitError("the file may not be read", where=place, fix="give read permission") from err
+    size = lfs_size(data)
+    if size is not None:
+        found = f"found a Git LFS pointer that stands for {size} bytes, expected the file itself"
+        raise error(found, where=place, fix="run: git lfs pull")
     return data
 
 
