@@ -42,7 +42,6 @@ from phi4mm_export.checks.cases import (
 from phi4mm_export.checks.numerics import Errors, Precision, clear_margin, errors, tolerance_of, worst
 from phi4mm_export.checks.package_graphs import PackageGraphs, case_precision, precisions
 from phi4mm_export.checks.parity_table import ParityRow, ParityTable
-from phi4mm_export.checks.report import Finding
 from phi4mm_export.checks.sampling import margins, sample_all
 from phi4mm_export.errors import UsageError
 from phi4mm_export.spec.contract import Component, Provider
@@ -219,11 +218,6 @@ def golden_table(
             continue
         rows.append(compare(case, graphs, stored, formats, held))
     return ParityTable(tuple(rows), "the stored goldens")
-
-
-def golden_findings(package: Path | str, goldens: Path | str, *, quick: bool = False) -> list[Finding]:
-    """`golden_table` as findings."""
-    return golden_table(package, goldens, quick=quick).findings()
 
 
 def compare(

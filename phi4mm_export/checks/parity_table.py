@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phi4mm_export.checks.numerics import Errors, Measure, Precision, Tolerance
+from phi4mm_export.checks.numerics import Errors, Precision, Tolerance
 from phi4mm_export.checks.report import Finding, error, note, warning
 
 DIFFERS, CANNOT_SERVE, FIGURE, TOKENS_DIFFER = "C701", "C702", "C703", "C704"
@@ -89,18 +88,6 @@ class ParityTable:
             }
             for row in self.rows
         ]
-
-
-def worst_row(rows: Sequence[ParityRow]) -> ParityRow:
-    """The row that is furthest beyond, or nearest to, its tolerance."""
-
-    def strain(row: ParityRow) -> float:
-        figure = row.errors.of(row.tolerance.measure)
-        if row.tolerance.measure is Measure.COSINE:
-            return (1 - figure) / (1 - row.tolerance.limit)
-        return figure / row.tolerance.limit
-
-    return max(rows, key=lambda row: (row.wrong_tokens, strain(row)))
 
 
 def _cells(row: ParityRow) -> list[str]:

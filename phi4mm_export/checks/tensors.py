@@ -19,7 +19,6 @@ BITS = {
     "FLOAT8E4M3FN": 8, "FLOAT8E4M3FNUZ": 8, "FLOAT8E5M2": 8, "FLOAT8E5M2FNUZ": 8, "FLOAT8E8M0": 8,
 }  # fmt: skip
 """Bits per element of the ONNX element types that have a fixed width."""
-_KNOWN_KEYS = frozenset({"location", "offset", "length", "checksum", "basepath", "prepacked"})
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,6 @@ def package_configs(checkpoint: Path, config: ModelConfig, options: ConfigOption
     )
 
 
-def config_files(checkpoint: Path, config: ModelConfig, options: ConfigOptions) -> dict[str, bytes]:
-    """The files of `package_configs`: path in the package -> bytes."""
-    return dict(package_configs(checkpoint, config, options).files)
-
-
 def runtime_configs(
     checkpoint: Path,
     config: ModelConfig,

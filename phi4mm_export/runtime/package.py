@@ -78,11 +78,6 @@ class RunPackage:
         return tuple(ids) if isinstance(ids, list) else (ids,) if isinstance(ids, int) else ()
 
     @property
-    def shares_cache(self) -> bool:
-        """Whether past and present keys are one buffer of `max_length` rows."""
-        return self.search.get("past_present_share_buffer") is True
-
-    @property
     def tokenizer_dir(self) -> Path:
         """The folder of the tokenizer files: the package itself unless `model.tokenizer_dir` says otherwise."""
         return self.path / str(self.model.get("tokenizer_dir", "."))

@@ -95,7 +95,7 @@ def test_names_come_from_the_config_and_else_from_og(package: Path) -> None:
     assert opened.tensor_name(Component.DECODER, "attention_mask") == "mask"
     assert opened.tensor_name(Component.VISION, "attention_mask") == "image_attention_mask"
     assert (opened.context_length, opened.hidden_size, opened.eos_token_ids) == (64, 8, (7,))
-    assert (opened.gated, opened.rope_switch, opened.shares_cache) == (False, None, False)
+    assert (opened.gated, opened.rope_switch) == (False, None)
     assert opened.notes == ("no LongRoPE switch found in model/model.onnx: lengths are not watched",)
 
 
