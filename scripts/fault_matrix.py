@@ -1,4 +1,4 @@
-"""Make every file operation of export and quantize fail, and kill the run at every one; print what was left.
+"""Make every file operation of export, quantize and build fail, and kill the run at every one; print what was left.
 
 For each operation below the target's folder: ENOSPC, EIO, EINTR, a short write, each once and from then on, and a
 SIGKILL. After each run the target must be absent, old or new, never a mixture; where something was left, the same
@@ -33,9 +33,11 @@ from phi4mm_export.errors import Phi4mmError
 from phi4mm_export.package import resume
 from phi4mm_export.pipeline import export as export_module
 from phi4mm_export.pipeline import export_source
+from phi4mm_export.pipeline.build import BuildSettings, build
 from phi4mm_export.pipeline.export import ExportSettings, export
 from phi4mm_export.pipeline.quantize import quantize
 from phi4mm_export.pipeline.synth import synth
+from phi4mm_export.spec.build_recipe import BuildRecipe, QuantizeChoices, QuantizeMethod
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.recipe import Recipe
 
@@ -98,13 +100,22 @@ def _jobs(folder: Path) -> dict[str, Callable[[Path], object]]:
         options: dict[str, Any] = {"method": "rtn", "component": "speech", "quality_gate": False, "jobs": 1}
         return quantize(source, target, overwrite=True, **options)
 
-    return {"export-speech": exported(Component.SPEECH), "export-all": exported(), "quantize-speech": quantized}
+    def built(target: Path) -> object:
+        recipe = BuildRecipe(quantize={Component.SPEECH: QuantizeChoices(QuantizeMethod.RTN, bits=8)})
+        return build(recipe, target, model=checkpoint, settings=BuildSettings(overwrite=True, jobs=1))
+
+    return {
+        "export-speech": exported(Component.SPEECH),
+        "export-all": exported(),
+        "quantize-speech": quantized,
+        "build": built,
+    }
 
 
 def run_job(name: str, job: Callable[[Path], object], folder: Path, stride: int, *, over_old: bool) -> int:
     """Disturb one job at every `stride`-th operation in every way; returns the number of violations."""
     started, counts, faults = time.monotonic(), Counter[str](), 0
-    with decided_once(job, folder.parent / "warm") if name.startswith("export") else nullcontext():
+    with decided_once(job, folder.parent / "warm") if name != "quantize-speech" else nullcontext():
         reset(folder, over_old=False)
         operations = undisturbed(job, folder)
         new = state(folder / "out")

@@ -24,7 +24,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from support.fuzzing import KINDS, attempt, damaged, scratch
 
-SHARES = {"header": 6, "index": 4, "config": 2, "manifest": 6, "json": 4, "genai_config": 1}
+SHARES = {
+    "header": 6,
+    "index": 4,
+    "config": 2,
+    "manifest": 6,
+    "json": 4,
+    "genai_config": 1,
+    "recipe": 6,
+    "recorded-recipe": 4,
+}
 """How often a kind is tried, compared with the others (1): the cheap ones, and those that decide trust."""
 KEEP = Path("fuzz-faults")
 

@@ -30,7 +30,7 @@ from support.sealed import sealed_package
 from phi4mm_export.checkpoint.header import read_header
 from phi4mm_export.checkpoint.open import open_checkpoint
 from phi4mm_export.checkpoint.shards import read_shards
-from phi4mm_export.errors import CheckpointError, Phi4mmError
+from phi4mm_export.errors import CheckpointError, PackageError, Phi4mmError
 from phi4mm_export.package.graph_io import read_graph_io
 from phi4mm_export.package.lock_file import lock_bytes, lock_of, read_lock
 from phi4mm_export.package.manifest_read import parse_manifest, read_manifest
@@ -44,8 +44,10 @@ from phi4mm_export.runtime.calibration_npz import parse_npz
 from phi4mm_export.runtime.calibration_prompts import find_prompts
 from phi4mm_export.runtime.calibration_sources import SampleKind, find_files
 from phi4mm_export.runtime.images import decode_image
+from phi4mm_export.spec.build_recipe import BuildRecipe
+from phi4mm_export.spec.build_recipe_read import read_recipe, recipe_of, toml_text
 from phi4mm_export.spec.contract_file import load_contract
-from phi4mm_export.spec.json_text import parse_json
+from phi4mm_export.spec.json_text import parse_json, parse_object
 from phi4mm_export.spec.model import Role
 
 NUMBERS = (0, -1, 1, 2**31, 2**32, 2**63, 2**64, 10**30, 1e308, 0.5, -0.0)
@@ -236,6 +238,28 @@ def _lock(folder: Path) -> Path:
     return folder / "phi4mm.lock"
 
 
+def _recipe(folder: Path) -> Path:
+    (folder / "mine.toml").write_text(toml_text(_every_choice().plain()), encoding="utf-8")
+    return folder / "mine.toml"
+
+
+def _recorded_recipe(folder: Path) -> Path:
+    packages.write_json(folder / "recorded.json", _every_choice().recorded())
+    return folder / "recorded.json"
+
+
+def _every_choice() -> BuildRecipe:
+    """A recipe in which every kind of value occurs."""
+    settings = ["export.memory_budget=4GiB", "quantize.vision.exclude=['a']", "evaluate.prompts=['b']"]
+    settings += ["card.tags=['c']", "model=owner/name", "calibration=pages"]
+    return read_recipe("int8-gptq", settings).resolved()
+
+
+def _read_recorded(path: Path) -> None:
+    body = parse_object(path.read_bytes(), path.name, error=PackageError)
+    recipe_of(body, path.name, error=PackageError).resolved()
+
+
 def _graph(folder: Path) -> Path:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
@@ -340,6 +364,8 @@ KINDS = {
         Kind("verify-manifest", _sealed("phi4mm.json"), lambda p: verify(p.parent), is_json=True),
         Kind("verify-sums", _sealed("SHA256SUMS"), lambda p: verify(p.parent)),
         Kind("verify-graph", _sealed("graph.onnx"), lambda p: verify(p.parent)),
+        Kind("recipe", _recipe, lambda p: read_recipe(p).resolved().placed()),
+        Kind("recorded-recipe", _recorded_recipe, _read_recorded, is_json=True),
         Kind("onnx", _graph, _read_onnx),
         Kind("onnx-inspect", _graph, inspect),
         Kind("npz", _samples, lambda p: parse_npz(p.read_bytes(), p.name)),
