@@ -5,6 +5,7 @@
 Each request runs in a process of its own: text alone, text with an image, with audio, and one after the other in one
 process. `planned` is `phi4mm plan` for the tokens that the request really had; `ratio` is planned / measured peak.
 With --release-arena packages (`phi4mm export --release-arena`) the last row shows what the release saves.
+Nothing is written. Memory: the package's weights twice over where they are float16, see `phi4mm plan PACKAGE`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import io
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import MIB, Peak, report, resident
+from measuring import MIB, Peak, Record, add_report_options, resident
 
 from phi4mm_export.runtime.ort import import_genai
 
@@ -98,7 +100,6 @@ def row_of(request: str, args: argparse.Namespace) -> dict[str, Any]:
     )
     run = plan(args.package, settings=PlanSettings(workload=workload, max_length=args.max_length)).run
     return {
-        "request": request,
         "tokens": found["tokens"],
         "measured MiB": found["peak"] / MIB,
         "anonymous MiB": found["anonymous"] / MIB,
@@ -118,16 +119,17 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=200)
     parser.add_argument("--crops", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--requests", nargs="+", choices=sorted(REQUESTS), default=list(REQUESTS))
+    add_report_options(parser)
     parser.add_argument("--request", choices=sorted(REQUESTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.request:
         print(json.dumps(serve(args)))
         return
-    rows = [row_of(request, args) for request in REQUESTS]
-    facts = {"max_length": args.max_length, "crops": args.crops, "seconds": args.seconds}
-    report(rows, json_file=args.json, markdown=args.markdown, facts=facts)
+    names = ("max_length", "words", "crops", "seconds")
+    record = Record({name: getattr(args, name) for name in names}, json_file=args.json, markdown=args.markdown)
+    for request in args.requests:
+        record.row({"package": args.package.name, "request": request}, partial(row_of, request, args))
 
 
 if __name__ == "__main__":

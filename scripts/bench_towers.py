@@ -1,13 +1,16 @@
 """Compare the vision and speech graphs with transformers' modules and with a plain torch.onnx export, in one run.
 
-    python scripts/bench_towers.py WORK_FOLDER [--crops 1 5] [--seconds 10] [--rounds N] [--json FILE] [--markdown]
+    python scripts/bench_towers.py WORK_FOLDER [--crops 2 5] [--seconds 10] [--rounds N] [--json FILE] [--markdown]
 
 A synthetic checkpoint of the real towers (--vision-layers, --audio-blocks make them shallower) is exported in float32,
-and with --precision in other forms. The transformers modules have the same sizes and random weights. Candidates take
-turns; `eager x` and `sdpa x` say how many times faster ours is than the module, as medians of ratios within a round.
-The vision module ends at the encoder's features; ours also pools, arranges and projects them. The speech modules both
-end with the projection's input, ours with its output. Memory is that of one run in a process of its own, above the
-loaded weights. Needs the extras cpu and reference.
+and with --precision in other forms; int4 and int8 are float32 rounded by `phi4mm quantize --method rtn`. The
+transformers modules have the same sizes and random weights. Candidates take turns; `eager x` and `sdpa x` say how many
+times faster ours is than the module, as medians of ratios within a round. The vision module ends at the encoder's
+features; ours also pools, arranges and projects them. The speech modules both end with the projection's input, ours
+with its output. Memory is that of one run in a process of its own, above the loaded weights.
+
+Disk at full depth: 3.1 GB for the checkpoint, 3.5 for float32 graphs, 1.8 for float16, 0.8 for int4, and 3.5 for
+torch.onnx. Needs the extras cpu and reference.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import MIB, Peak, alternating, paired_ratio, report, resident
+from measuring import MIB, Peak, Record, add_report_options, alternating, paired_ratio, resident
 from numpy.typing import NDArray
 
 from phi4mm_export.runtime.ort import import_onnxruntime
@@ -36,6 +39,7 @@ SMALL_DECODER = {
     "num_key_value_heads": 8, "vision_lora_r": 8, "speech_lora_r": 8,
 }  # fmt: skip
 FRAMES_PER_SECOND, MELS, SIDE, PATCHES = 100, 80, 448, 32
+FLOATS, FORMS = ("fp32", "fp16"), ("fp32", "fp16", "int8", "int4")
 Feed = dict[str, NDArray[Any]]
 
 
@@ -76,25 +80,31 @@ def cast(inputs: Feed, running: Any) -> Feed:
     return {name: values if wanted[name] is None else values.astype(wanted[name]) for name, values in inputs.items()}
 
 
-def packages(args: argparse.Namespace) -> dict[str, Path]:
-    """Form -> package with the two towers; what stands there already is used again."""
-    checkpoint = args.work / "checkpoint"
+def graph_of(kind: str, form: str, args: argparse.Namespace) -> Path:
+    """The graph file of one tower; what stands there already is used again."""
+    if form not in FLOATS:
+        path: Path = args.work / f"{kind}-{form}.onnx"
+        if not path.exists():
+            words = ["quantize", graph_of(kind, "fp32", args), "-o", path, "--method", "rtn"]
+            phi4mm(*words, "--bits", form.removeprefix("int"), "--no-quality-gate", "-q")
+        return path
+    checkpoint: Path = args.work / "checkpoint"
+    package: Path = args.work / f"towers-{form}"
     if not checkpoint.exists():
         settings = {
             **SMALL_DECODER, "vision_num_hidden_layers": args.vision_layers, "audio_num_blocks": args.audio_blocks,
         }  # fmt: skip
         words = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        subprocess.run(
-            [*PHI4MM, "synth", checkpoint, "--size", "full", "--layout", "native", *words],
-            check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-    found = {}
-    for form in args.precision:
-        found[form] = args.work / f"towers-{form}"
-        if not found[form].exists():
-            words = ["export", checkpoint, "-o", found[form], "--component", "vision", "--component", "speech"]
-            subprocess.run([*PHI4MM, *map(str, words), "--encoder-precision", form, "-q"], check=True)
-    return found
+        phi4mm("synth", checkpoint, "--size", "full", "--layout", "native", *words)
+    if not package.exists():
+        words = ["export", checkpoint, "-o", package, "--component", "vision", "--component", "speech"]
+        phi4mm(*words, "--encoder-precision", form, "-q")
+    return package / GRAPHS[kind]
+
+
+def phi4mm(*words: object) -> None:
+    """Run a command of ours."""
+    subprocess.run([*PHI4MM, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
 
 
 def module_runs(
@@ -145,12 +155,11 @@ def plain_export(kind: str, module: Any, arguments: dict[str, Any], args: argpar
     return partial(running.run, None, inputs)
 
 
-def rows_of(kind: str, amount: float, found: dict[str, Path], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per candidate, for one amount of input."""
-    inputs = feed(kind, amount)
+def candidates(kind: str, inputs: Feed, args: argparse.Namespace) -> dict[str, Callable[[], object]]:
+    """One run of every candidate that works."""
     runs: dict[str, Callable[[], object]] = {}
-    for form, package in found.items():
-        running = session(package / GRAPHS[kind], args.threads)
+    for form in args.precision:
+        running = session(graph_of(kind, form, args), args.threads)
         runs[f"ours {form}"] = partial(running.run, None, cast(inputs, running))
     for attention in ("eager", "sdpa"):
         try:
@@ -163,28 +172,34 @@ def rows_of(kind: str, amount: float, found: dict[str, Path], args: argparse.Nam
             plain = plain_export(kind, module, arguments, args)
             if plain is not None:
                 runs["torch.onnx"] = plain
-    times = alternating(runs, args.rounds)
-    rows = []
-    for name, seconds in times.items():
-        form = name.removeprefix("ours ")
-        extra = memory(found[form] / GRAPHS[kind], kind, amount, args) if form in found else {}
-        rows.append(
-            {
-                "graph": kind,
-                "input": f"{int(amount)} crops" if kind == "vision" else f"{amount:g} s",
-                "candidate": name,
-                "seconds": statistics.median(seconds),
-                **{
-                    f"{attention} x": paired_ratio(times[f"transformers {attention}"], seconds)
-                    if f"transformers {attention}" in times
-                    else float("nan")
-                    for attention in ("eager", "sdpa")
-                },
-                "MiB above weights": extra.get("above", float("nan")),
-                "loaded MiB": extra.get("loaded", float("nan")),
-            }
-        )
-    return rows
+    return runs
+
+
+def compare(kind: str, amount: float, record: Record, args: argparse.Namespace) -> None:
+    """One row per candidate, for one amount of input; all are measured together when a row is missing."""
+
+    @cache
+    def times() -> dict[str, list[float]]:
+        return alternating(candidates(kind, feed(kind, amount), args), args.rounds)
+
+    size = f"{int(amount)} crops" if kind == "vision" else f"{amount:g} s"
+    names = [f"ours {form}" for form in args.precision]
+    for name in [*names, "transformers eager", "transformers sdpa", *(["torch.onnx"] if args.torch_onnx else [])]:
+        key = {"graph": kind, "input": size, "candidate": name}
+        record.row(key, partial(row_of, name, kind, amount, times, args))
+
+
+def row_of(
+    name: str, kind: str, amount: float, times: Callable[[], dict[str, list[float]]], args: argparse.Namespace
+) -> dict[str, Any]:
+    """The figures of one candidate; empty where it does not work."""
+    found, form = times(), name.removeprefix("ours ")
+    row: dict[str, Any] = {"seconds": statistics.median(found[name]) if name in found else None}
+    for attention in ("eager", "sdpa"):
+        base = found.get(f"transformers {attention}")
+        row[f"{attention} x"] = paired_ratio(base, found[name]) if base and name in found else None
+    extra = memory(graph_of(kind, form, args), kind, amount, args) if form in args.precision else {}
+    return row | {"MiB above weights": extra.get("above"), "loaded MiB": extra.get("loaded")}
 
 
 def memory(path: Path, kind: str, amount: float, args: argparse.Namespace) -> dict[str, float]:
@@ -212,12 +227,11 @@ def main() -> None:
     parser.add_argument("--audio-blocks", type=int, default=24)
     parser.add_argument("--crops", nargs="*", type=int, default=[2, 5], help="crops, the global one included")
     parser.add_argument("--seconds", nargs="*", type=float, default=[10.0])
-    parser.add_argument("--precision", nargs="+", choices=["fp32", "fp16"], default=["fp32"])
+    parser.add_argument("--precision", nargs="+", choices=FORMS, default=["fp32", "fp16", "int4"])
     parser.add_argument("--torch-onnx", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", action="store_true")
+    add_report_options(parser)
     for hidden, kind in (("--memory-of", Path), ("--kind", str), ("--amount", float)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -225,11 +239,12 @@ def main() -> None:
         print_memory(args)
         return
     args.work.mkdir(parents=True, exist_ok=True)
-    found = packages(args)
-    rows = [row for crops in args.crops for row in rows_of("vision", crops, found, args)]
-    rows += [row for seconds in args.seconds for row in rows_of("speech", seconds, found, args)]
-    facts = {"vision layers": args.vision_layers, "audio blocks": args.audio_blocks, "threads": args.threads}
-    report(rows, json_file=args.json, markdown=args.markdown, facts=facts)
+    names = ("vision_layers", "audio_blocks", "rounds", "threads")
+    record = Record({name: getattr(args, name) for name in names}, json_file=args.json, markdown=args.markdown)
+    for crops in args.crops:
+        compare("vision", crops, record, args)
+    for seconds in args.seconds:
+        compare("speech", seconds, record, args)
 
 
 if __name__ == "__main__":

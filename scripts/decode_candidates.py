@@ -74,7 +74,8 @@ def build(out: Path, form: str, bits: str, checkpoint: Path, args: argparse.Name
         extra.append(f"adapter_path={made(args.work / 'peft', lambda part: write_peft(checkpoint, part))}")
     words = ["-m", "onnxruntime_genai.models.builder", "-i", phi3, "-o", out, "-p", bits, "-e", "cpu"]
     words += ["-c", args.work / "builder-cache", "--extra_options", *extra]
-    subprocess.run([sys.executable, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    with (args.work / f"{form}-{bits}.log").open("w") as log:
+        subprocess.run([sys.executable, *map(str, words)], check=True, stdout=log, stderr=log)
 
 
 def write_phi3(checkpoint: Path, folder: Path) -> None:
