@@ -43,6 +43,7 @@ from phi4mm_export.spec.build_recipe import AGAINST_MODEL, BuildRecipe, check_pl
 from phi4mm_export.spec.build_recipe_read import read_recipe
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.on_disk import exists, home_expanded
 
 EXPORT = "export"
 OnStage = Callable[[str], None]
@@ -163,7 +164,7 @@ def build(
             where="--stream",
             fix="leave --stream out, or the comparison: --against none",
         )
-    output = Path(_given(target or chosen.output, "output", "-o OUT")).expanduser().absolute()
+    output = home_expanded(_given(target or chosen.output, "output", "-o OUT")).absolute()
     check_target(output, overwrite=how.overwrite)
     source = str(_given(model or chosen.model, "model", "--model MODEL"))
     with ExitStack() as stack:
@@ -234,7 +235,7 @@ def _last_stage(job: _Job, stages: Stages, names: Sequence[str]) -> tuple[Stage,
 def _with_card(model: str, folder: Path) -> Path:
     """The checkpoint's folder; of a hub model, with the model card, which an export alone does not fetch."""
     named, commit = model_id(model), snapshot_commit(folder)
-    if named is None or commit is None or (folder / CARD_FILE).exists():
+    if named is None or commit is None or exists(folder / CARD_FILE):
         return folder
     return fetch_checkpoint(named, revision=commit, patterns=(CARD_FILE,))
 

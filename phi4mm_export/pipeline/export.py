@@ -180,13 +180,12 @@ def check_staged(folder: Path, provider: Provider, *, borrowed: Path | None = No
     report = validate(folder, provider=provider)
     if not report.ok:
         faults = [f"{finding.where}: {finding.what}" for finding in report.errors]
-        foreign = borrowed is not None and not validate(borrowed, provider=provider).ok
         raise PackageError(
             f"the exported package would break its contract in {len(faults)} places: {some(faults, 3)}",
             where=folder.name,
-            fix="repair the package given as --from-package first: phi4mm validate says what is wrong with it"
-            if foreign
-            else "this is a bug of phi4mm: please report it",
+            fix="this is a bug of phi4mm: please report it"
+            if borrowed is None
+            else "check with phi4mm validate the package that --from-package names, and that it is of this model",
         )
 
 

@@ -28,7 +28,7 @@ from phi4mm_export.quant.settings import CalibrationReader, LayerReport, Method,
 from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component
-from phi4mm_export.spec.on_disk import exists, is_entry, is_file
+from phi4mm_export.spec.on_disk import exists, is_entry, is_file, real_path
 from phi4mm_export.weights.self_test import check_arithmetic
 
 Progress = Callable[[QuantizeProgress], None]
@@ -105,7 +105,7 @@ def carry_out(request: Request) -> QuantizeReport:
     check_engine(request.engine, request.algorithm, request.settings)
     check_limit(request.max_rel_l2)
     target, package = request.target, request.package
-    if package is not None and target.is_relative_to(package.path.resolve()) and target != package.path.resolve():
+    if package is not None and target.is_relative_to(real_path(package.path)) and target != real_path(package.path):
         raise UsageError("the target lies inside the source package", where=str(target), fix="choose another place")
     open_target = staged if package is not None else staged_model
     with open_target(target, overwrite=request.overwrite) as staging, work_folder(target, request.work_dir) as work:

@@ -251,8 +251,9 @@ def test_text_that_is_no_strict_json_object_is_refused(data: bytes) -> None:
 
 
 def test_a_missing_manifest_says_what_would_judge_the_package_instead(tmp_path: Path) -> None:
-    with pytest.raises(PackageError, match=r"has no phi4mm\.json.*phi4mm validate"):
+    with pytest.raises(PackageError, match=r"has no phi4mm\.json.*phi4mm validate") as caught:
         read_manifest(tmp_path)
+    assert caught.value.where == tmp_path.name
 
 
 def test_a_linked_manifest_is_not_followed(tmp_path: Path) -> None:
