@@ -25,22 +25,26 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path, required=True, help="folder of seeds, made when it is empty")
     parser.add_argument("--seeds-only", action="store_true", help="write the seeds and stop")
     options = parser.parse_args(own)
-    from support.fuzzing import KINDS
-
-    kind = KINDS[options.kind]
-    write_seeds(options.kind, options.corpus)
     if options.seeds_only:
+        write_seeds(options.kind, options.corpus)
         return 0
     try:
         import atheris
     except ImportError:
         print("atheris is not installed: pip install atheris", file=sys.stderr)
         return 6
-    with atheris.instrument_imports(include=["phi4mm_export"]):
-        from support.fuzzing import attempt, scratch
+    with atheris.instrument_imports(include=["phi4mm_export"]):  # the first import of the readers
+        from support.fuzzing import KINDS, attempt, scratch
+
+    kind = KINDS[options.kind]
+    write_seeds(options.kind, options.corpus)
     with scratch() as folder:
         path = kind.prepare(Path(folder))
-        atheris.Setup([sys.argv[0], *theirs, str(options.corpus)], lambda data: attempt(kind, path, data) and None)
+
+        def once(data: bytes) -> None:
+            attempt(kind, path, data)
+
+        atheris.Setup([sys.argv[0], *theirs, str(options.corpus)], once)
         atheris.Fuzz()
     return 0
 
