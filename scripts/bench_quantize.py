@@ -5,7 +5,7 @@
 
 Methods, all MatMulNBits with 4 bits:
   rtn, rtn-asym      ours, rounding to nearest, symmetric and with packed zero points
-  gptq, gptq-asym    ours, calibrated, on inputs whose channels are mixed in groups of 64 (--rotate)
+  gptq, gptq-asym    ours, calibrated, on inputs whose channels are mixed in groups of 128 (--rotate)
   gptq-unrotated     the same without the mixing
   ort-rtn, ort-gptq  onnxruntime's bundled quantizer; its GPTQ gets ONE feed: its error does not depend on the data
                      (tests/quantize/test_foreign_engines.py), its time grows with them

@@ -43,7 +43,7 @@ Rotate = Annotated[
     bool | None,
     typer.Option(
         "--rotate/--no-rotate",
-        help="Whether groups of 64 channels are mixed before each product; default for gptq, except in a decoder.",
+        help="Whether groups of 128 channels are mixed before each product; default for gptq, except in a decoder.",
         show_default=False,
     ),
 ]

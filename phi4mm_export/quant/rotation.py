@@ -1,8 +1,8 @@
 """A rotation of a product's input that spreads large channels over their neighbours before the weight is rounded.
 
 x W = (x R') (R W) for an orthogonal R: the weight R W is rounded instead of W, and the graph multiplies the input by
-R'. R is the Walsh-Hadamard matrix of 64 channels after a change of signs, the same for every group of 64 channels, so
-that it costs 64 multiplications a value and 16 KiB a graph.
+R'. R is the Walsh-Hadamard matrix of 128 channels after a change of signs, the same for every group of 128 channels, so
+that it costs 128 multiplications a value and 64 KiB a graph.
 Sources: QuIP (arXiv 2307.13304), QuaRot (arXiv 2404.00456).
 """
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from phi4mm_export.weights.exact import F32, F64
 
-ROTATED = 64
+ROTATED = 128
 """Channels that are mixed with each other, at most."""
 MIN_ROTATED = 16
 """Below this many mixing does not help."""
-_SEED = 64
+_SEED = 128
 
 
 def rotation_size(channels: int) -> int:
-    """The largest power of two up to 64 that divides the number of channels, or 0 when it is too small."""
+    """The largest power of two up to 128 that divides the number of channels, or 0 when it is too small."""
     size = ROTATED
     while channels % size:
         size //= 2

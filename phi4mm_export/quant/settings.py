@@ -42,7 +42,7 @@ class QuantSettings:
     budget_nbytes: bytes all quantized weights may take together; layers that gain most get 8 bits.
     seed: of the random ids that `augment` draws; nothing else is random.
     augment: calibrate graphs that take token ids also on copies of the samples with random ids.
-    rotate: mix groups of 64 input channels before each product, so that no single channel decides a block's scale.
+    rotate: mix groups of 128 input channels before each product, so that no single channel decides a block's scale.
     exact: from the calibration statistics on, the same bits on every BLAS kernel and for every number of its threads.
     """
 

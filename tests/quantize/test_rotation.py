@@ -21,7 +21,7 @@ def quantized(source: Path, folder: Path, samples: list[Feed], settings: QuantSe
     return folder / "q.onnx"
 
 
-@pytest.mark.parametrize(("channels", "size"), [(384, 64), (1152, 64), (4304, 16), (48, 16), (40, 0), (7, 0)])
+@pytest.mark.parametrize(("channels", "size"), [(384, 128), (1152, 128), (4304, 16), (48, 16), (40, 0), (7, 0)])
 def test_groups_are_the_largest_power_of_two_that_divides_the_channels(channels: int, size: int) -> None:
     assert rotation_size(channels) == size
 
