@@ -108,6 +108,11 @@ def install_line(extra: str) -> str:
     return f'pip install "phi4mm[{extra}]"'
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: "1 tensor", "12 tensors"."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def some(names: Iterable[str], limit: int = 5) -> str:
     """The first `limit` names and the count of the rest: "a, b and 3 more"."""
     listed = list(names)

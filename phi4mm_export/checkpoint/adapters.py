@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from phi4mm_export.checkpoint.documents import counted
 from phi4mm_export.checkpoint.source import TensorSource
-from phi4mm_export.errors import CheckpointError, some
+from phi4mm_export.errors import CheckpointError, counted, some
 from phi4mm_export.spec.json_fields import Fields, shown
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.names import ADAPTED_MODULES, split_lora

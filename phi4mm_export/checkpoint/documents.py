@@ -33,11 +33,6 @@ def parse_checked(content: bytes, label: str) -> dict[str, Any]:
         raise CheckpointError(err.what, where=err.where, fix=err.fix or FETCH_AGAIN) from err
 
 
-def counted(count: int, noun: str) -> str:
-    """A count with its noun: "1 tensor", "12 tensors"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def check_regular_file(path: Path, label: str) -> None:
     """Raise unless `path` is a readable regular file or a link to one; never opens a pipe or a device."""
     try:

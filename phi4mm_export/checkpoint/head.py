@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from phi4mm_export.checkpoint.documents import counted
 from phi4mm_export.checkpoint.source import TensorSource
 from phi4mm_export.checkpoint.values import largest_difference
-from phi4mm_export.errors import CheckpointError
+from phi4mm_export.errors import CheckpointError, counted
 from phi4mm_export.spec.config_json import CONFIG_FILE
 from phi4mm_export.spec.model import ModelConfig
 from phi4mm_export.spec.names import EMBEDDING_TABLE, OUTPUT_HEAD

@@ -12,11 +12,11 @@ from typing import Any
 
 from phi4mm_export.checkpoint.adapter_folder import open_adapter_folder
 from phi4mm_export.checkpoint.adapters import ADAPTER_CONFIG, Adapter, pair_up, parse_settings
-from phi4mm_export.checkpoint.documents import counted, read_object
+from phi4mm_export.checkpoint.documents import read_object
 from phi4mm_export.checkpoint.head import HeadChoice, settle_head
 from phi4mm_export.checkpoint.shards import INDEX_FILE, read_shards
 from phi4mm_export.checkpoint.source import OpenShard, ShardFile, TensorSource
-from phi4mm_export.errors import CheckpointError, UsageError, some
+from phi4mm_export.errors import CheckpointError, UsageError, counted, some
 from phi4mm_export.spec.config_json import CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE, parse_config
 from phi4mm_export.spec.inventory import adapted_shapes, expected_tensors, optional_tensors
 from phi4mm_export.spec.json_fields import Fields

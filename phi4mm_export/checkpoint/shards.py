@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from phi4mm_export.checkpoint.documents import counted, read_object
+from phi4mm_export.checkpoint.documents import read_object
 from phi4mm_export.checkpoint.header import StoredTensor, read_header
-from phi4mm_export.errors import CheckpointError, SystemLimitError, some
+from phi4mm_export.errors import CheckpointError, SystemLimitError, counted, some
 from phi4mm_export.spec.json_fields import shown
 from phi4mm_export.spec.names import canonical_name, is_recomputed_buffer
 from phi4mm_export.spec.on_disk import exists, is_file, is_link

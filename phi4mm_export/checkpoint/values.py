@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from phi4mm_export.checkpoint.documents import counted
 from phi4mm_export.checkpoint.source import Array, DType, TensorSource
-from phi4mm_export.errors import CheckpointError
+from phi4mm_export.errors import CheckpointError, counted
 
 LARGEST_PIECE_NBYTES = 16 << 20
 """Most bytes of one piece of a comparison or scan."""

@@ -13,6 +13,7 @@ import typer
 
 from phi4mm_export.cli import github, render
 from phi4mm_export.cli.options import Format, JsonFlag, Overwrite, ReportFormat, chosen_format
+from phi4mm_export.errors import counted
 
 if TYPE_CHECKING:
     from phi4mm_export.checks.diagnosis import Diagnosis
@@ -64,8 +65,8 @@ def _verdict(report: DoctorReport) -> str:
     counts = [sum(item.finding.severity == kind for item in report.diagnoses) for kind in ("error", "warning", "note")]
     repaired = sum(bool(item.repair) for item in report.diagnoses)
     if counts[0] + counts[1] == 0:
-        return f"nothing is wrong; {counts[2]} remarks"
-    words = (_counted(counts[0], "error"), _counted(counts[1], "warning"), _counted(counts[2], "remark"))
+        return f"nothing is wrong; {counted(counts[2], 'remark')}"
+    words = (counted(counts[0], "error"), counted(counts[1], "warning"), counted(counts[2], "remark"))
     return f"{', '.join(words)}; --fix repairs {repaired}"
 
 
@@ -80,10 +81,6 @@ def outcome(report: DoctorReport, package: Path) -> github.Outcome:
         remarks.append(replace(told, what=cause + told.what, fix=item.repair or told.fix))
     copy = (("corrected copy", report.copied_to),) if report.copied_to else ()
     return github.Outcome("doctor", package, report.ok, _verdict(report), tuple(remarks), copy)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _diagnosis(item: Diagnosis) -> list[str]:

@@ -14,6 +14,7 @@ from phi4mm_export.checks.report import Finding, Report, Severity
 from phi4mm_export.cli import github, render
 from phi4mm_export.cli.choices import adapter_paths
 from phi4mm_export.cli.options import Format, JsonFlag, ReportFormat, chosen_format
+from phi4mm_export.errors import counted
 
 LEVELS = {
     Severity.ERROR: github.Level.ERROR,
@@ -92,7 +93,7 @@ def _matches(report: Report) -> str:
 def _verdict(report: Report) -> str:
     errors, warnings, notes = (len(report.of(severity)) for severity in Severity)
     verdict = "ok" if report.ok else "not ok"
-    return f"{verdict}: {errors} errors, {warnings} warnings, {notes} notes"
+    return f"{verdict}: {counted(errors, 'error')}, {counted(warnings, 'warning')}, {counted(notes, 'note')}"
 
 
 def outcome(report: Report, package: Path) -> github.Outcome:

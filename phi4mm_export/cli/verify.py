@@ -12,6 +12,7 @@ import typer
 
 from phi4mm_export.cli import github, render
 from phi4mm_export.cli.options import MANIFEST_NAMES, Format, JsonFlag, Quiet, ReportFormat, chosen_format
+from phi4mm_export.errors import counted
 
 if TYPE_CHECKING:
     from phi4mm_export.pipeline.verify import VerifyReport
@@ -85,9 +86,9 @@ def _verdict(report: VerifyReport) -> str:
     digest = f"package digest {report.package_digest[:MOST_DIGITS]}" if report.package_digest else "no digest"
     against = "".join([f", lock {report.lock}" if report.lock else "", ", signature" if report.signed else ""])
     count = len(report.faults)
-    verdict = f"not ok, {count} fault{'s' * (count != 1)}" if count else "ok"
-    counted = f"{report.files:,} files with {MANIFEST_NAMES}, {report.nbytes:,} bytes"
-    return f"{verdict}: {counted}, {digest}{against}"
+    verdict = f"not ok, {counted(count, 'fault')}" if count else "ok"
+    size = f"{report.files:,} files with {MANIFEST_NAMES}, {report.nbytes:,} bytes"
+    return f"{verdict}: {size}, {digest}{against}"
 
 
 def outcome(report: VerifyReport, package: Path) -> github.Outcome:

@@ -58,11 +58,6 @@ class RunPackage:
         return _section(self.config, "model")
 
     @property
-    def search(self) -> Mapping[str, Any]:
-        """The `search` section; empty if there is none."""
-        return _section(self.config, "search")
-
-    @property
     def context_length(self) -> int:
         """Longest sequence, prompt and answer together."""
         return _whole_number(self.model, "context_length", "model.context_length")
