@@ -42,7 +42,8 @@ class Hub:
         """The file's sha256, as the real hub's ETag of a large file."""
         with self.lock:
             if file not in self.tags:
-                self.tags[file] = hashlib.sha256(file.read_bytes()).hexdigest()
+                with file.open("rb") as handle:
+                    self.tags[file] = hashlib.file_digest(handle, "sha256").hexdigest()
             return self.tags[file]
 
     def files(self) -> dict[str, Path]:
@@ -88,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": name} for name in self.server.hub.files()]
             self.send_json({"id": self.server.hub.model_id, "sha": COMMIT, "siblings": siblings}, with_body)
         elif path == f"{api}/tree/{COMMIT}":
-            self.send_json([entry(name, file) for name, file in self.server.hub.files().items()], with_body)
+            self.send_json([entry(self.server.hub, *named) for named in self.server.hub.files().items()], with_body)
         elif path.startswith(f"{api}/revision/"):
             self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"}, with_body)
         elif path.startswith(files) and path.removeprefix(files).partition("/")[2] in self.server.hub.files():
@@ -157,7 +158,6 @@ def serving(hub: Hub) -> Iterator[Hub]:
         server.server_close()
 
 
-def entry(name: str, file: Path) -> dict[str, Any]:
+def entry(hub: Hub, name: str, file: Path) -> dict[str, Any]:
     """One row of a tree listing."""
-    content = file.read_bytes()
-    return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+    return {"type": "file", "path": name, "size": file.stat().st_size, "oid": hub.tag(file)[:40]}
