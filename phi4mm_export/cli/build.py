@@ -53,6 +53,12 @@ def command(
     jobs: Annotated[int | None, Option(min=1, help="Threads; never changes a byte.")] = None,
     memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Most memory for weights in work.")] = None,
     work_dir: Annotated[Path | None, Option(metavar="DIR", help="Keep finished stages here after an error.")] = None,
+    save_statistics: Annotated[
+        Path | None, Option(metavar="DIR", help="Keep the Hessians of calibrated graphs there.")
+    ] = None,
+    statistics: Annotated[
+        Path | None, Option(metavar="DIR", help="Use kept Hessians: the same bytes on any machine.")
+    ] = None,
     overwrite: Overwrite = False,
     list_names: Annotated[bool, Option("--list", help="Name the recipes, and stop.")] = False,
     show: Annotated[bool, Option("--show", help="Print the whole resolved recipe as TOML, and stop.")] = False,
@@ -68,6 +74,7 @@ def command(
     if show:
         show_recipe(recipe, values, json=json)
         return
+    from phi4mm_export.cli.quantize import layer_progress
     from phi4mm_export.pipeline.build import BuildSettings, build
     from phi4mm_export.spec.sizes import parse_bytes
 
@@ -78,6 +85,8 @@ def command(
         memory_limit=parse_bytes(memory_limit, where="--memory-limit") if memory_limit else None,
         work_dir=work_dir,
         overwrite=overwrite,
+        statistics=statistics,
+        save_statistics=save_statistics,
     )
     with render.progress("build", quiet=quiet or json) as progress:
         result = build(
@@ -90,6 +99,7 @@ def command(
             settings=settings,
             on_stage=None if quiet or json else render.note,
             on_bytes=progress,
+            on_layer=None if quiet or json else layer_progress(),
         )
     render.warnings(result.warnings, quiet=quiet or json)
     if json:

@@ -98,7 +98,7 @@ def command(
         max_rel_l2=max_rel_l2,
         work_dir=work_dir,
         overwrite=overwrite,
-        progress=None if quiet or json else _progress(),
+        progress=None if quiet or json else layer_progress(),
     )
     render.warnings(report.warnings, quiet=quiet or json)
     if json:
@@ -223,7 +223,7 @@ def _layer_json(layer: LayerReport) -> dict[str, Any]:
     }
 
 
-def _progress() -> Callable[[QuantizeProgress], None]:
+def layer_progress() -> Callable[[QuantizeProgress], None]:
     """One line on stderr per ten seconds, and one at the end of each phase."""
     last = time.monotonic()
 

@@ -41,6 +41,9 @@ def command(
     stream: Stream = False,
     jobs: Annotated[int | None, Option(min=1, help="Threads; never changes a byte.")] = None,
     work_dir: Annotated[Path | None, Option(metavar="DIR", help="Keep finished stages here after an error.")] = None,
+    statistics: Annotated[
+        Path | None, Option(metavar="DIR", help="The Hessians that the package was built from.")
+    ] = None,
     overwrite: Overwrite = False,
     json: JsonFlag = False,
     quiet: Quiet = False,
@@ -58,7 +61,9 @@ def command(
             calibration=calibration,
             against=against,
             adapter_paths=paths_of(adapter_path, None),
-            settings=BuildSettings(stream=stream, jobs=jobs, work_dir=work_dir, overwrite=overwrite),
+            settings=BuildSettings(
+                stream=stream, jobs=jobs, work_dir=work_dir, overwrite=overwrite, statistics=statistics
+            ),
             on_stage=None if quiet or json else render.note,
             on_bytes=progress,
         )

@@ -32,18 +32,18 @@ from phi4mm_export.package.source_card import SourceCard, read_source_card
 from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
 from phi4mm_export.package.write import WrittenFile, write_file
 from phi4mm_export.pipeline.build_card import card_entry, card_text
-from phi4mm_export.pipeline.build_measure import EVALUATE, Measured, measure
-from phi4mm_export.pipeline.build_quantize import QuantizeStep, quantized, same_samples
+from phi4mm_export.pipeline.build_measure import EVALUATE, Measured, check_comparison, measure
+from phi4mm_export.pipeline.build_quantize import OnLayer, QuantizeStep, quantized, same_samples
 from phi4mm_export.pipeline.build_stages import Stage, Stages, deliver, open_stages, stage_key
 from phi4mm_export.pipeline.export import ExportSettings, check_staged, export, model_id
 from phi4mm_export.pipeline.export_source import OpenedModel, open_model
 from phi4mm_export.pipeline.quantize import default_rotation
 from phi4mm_export.quant.settings import Method
-from phi4mm_export.spec.build_recipe import AGAINST_MODEL, BuildRecipe, check_places
+from phi4mm_export.spec.build_recipe import AGAINST_MODEL, BuildRecipe, QuantizeMethod, check_places
 from phi4mm_export.spec.build_recipe_read import read_recipe
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.model import Role
-from phi4mm_export.spec.on_disk import exists, home_expanded
+from phi4mm_export.spec.on_disk import exists, home_expanded, is_folder
 
 EXPORT = "export"
 OnStage = Callable[[str], None]
@@ -54,8 +54,10 @@ OnBytes = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """How the work is done; none of it changes a byte of the package. memory_limit in bytes.
+    """How the work is done. memory_limit in bytes.
 
+    statistics: a folder in which an earlier build kept its Hessians (save_statistics), one folder a graph: with them
+    the quantized graphs are the same on every machine, and the manifest says so. Nothing else here changes a byte.
     stream: read a hub model in ranges instead of fetching it; then there are no weights on disk to compare with.
     """
 
@@ -65,6 +67,8 @@ class BuildSettings:
     memory_limit: int | None = None
     work_dir: Path | None = None
     overwrite: bool = False
+    statistics: Path | None = None
+    save_statistics: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class _Job:
     expected: Expected | None
     on_stage: OnStage
     on_bytes: OnBytes | None
+    on_layer: OnLayer | None
 
     @property
     def steps(self) -> tuple[QuantizeStep, ...]:
@@ -125,6 +130,9 @@ class _Job:
                 choices.calibration or self.recipe.calibration,
                 self.settings.jobs,
                 None if self.expected is None else self.expected.samples.get(component, ()),
+                _part(self.settings.statistics, component),
+                _part(self.settings.save_statistics, component),
+                self.on_layer,
             )
             for component, choices in self.recipe.quantize.items()
         )
@@ -142,6 +150,7 @@ def build(
     expected: Expected | None = None,
     on_stage: OnStage | None = None,
     on_bytes: OnBytes | None = None,
+    on_layer: OnLayer | None = None,
 ) -> BuildResult:
     """Carry out a recipe: a name, the path of a TOML file, or a `BuildRecipe`.
 
@@ -156,8 +165,9 @@ def build(
     read = read.placed()
     chosen = _with_rotation(read.resolved())
     chosen = replace(chosen, calibration=chosen.calibration if calibration is None else str(calibration))
-    check_places(chosen)
     how = settings or BuildSettings()
+    check_places(chosen, with_statistics=how.statistics is not None)
+    _check_statistics(chosen, how)
     if how.stream and chosen.evaluate.against == AGAINST_MODEL:
         raise UsageError(
             "a streamed model has no weights on disk that a package could be compared with",
@@ -188,7 +198,10 @@ def build(
             expected,
             on_stage or (lambda _: None),
             on_bytes,
+            on_layer,
         )
+        if chosen.evaluate.against == AGAINST_MODEL:
+            check_comparison(chosen, opened.folder, job.adapter_paths, output.parent)
         if expected is not None:
             job.on_stage("comparing the model with the recorded one")
             expected.check(expected.inputs, _inputs(job))
@@ -208,6 +221,31 @@ def _with_rotation(recipe: BuildRecipe) -> BuildRecipe:
         for part, each in recipe.quantize.items()
     }
     return replace(recipe, quantize=quantize)
+
+
+def _part(folder: Path | None, component: Component) -> Path | None:
+    """The folder of one graph's statistics."""
+    return None if folder is None else home_expanded(folder).absolute() / component.value
+
+
+def _check_statistics(recipe: BuildRecipe, how: BuildSettings) -> None:
+    """Raise UsageError for a graph without kept statistics, and for a folder that would be written over."""
+    for component, choices in recipe.quantize.items():
+        if choices.method is not QuantizeMethod.GPTQ:
+            continue
+        kept, place = _part(how.statistics, component), _part(how.save_statistics, component)
+        if kept is not None and not is_folder(kept):
+            raise UsageError(
+                f"expected the {component} graph's statistics, found no folder",
+                where=f"--statistics {kept}",
+                fix="name the folder that an earlier build was given as --save-statistics",
+            )
+        if place is not None and (kept is not None or is_folder(place)):
+            raise UsageError(
+                f"the {component} graph's statistics are there already",
+                where=f"--save-statistics {place}",
+                fix="name another folder",
+            )
 
 
 def _given(value: str | Path | None, key: str, option: str) -> str | Path:

@@ -10,15 +10,19 @@ from typing import Any
 
 from phi4mm_export.checkpoint.head import HeadChoice
 from phi4mm_export.checks.evaluation import Evaluation, plain
-from phi4mm_export.errors import QualityError
+from phi4mm_export.errors import QualityError, SystemLimitError
+from phi4mm_export.package.room import check_room
 from phi4mm_export.pipeline.build_stages import Stage, Stages, stage_key
 from phi4mm_export.pipeline.evaluate import evaluate
 from phi4mm_export.pipeline.evaluate_against import float_recipe
 from phi4mm_export.pipeline.export import ExportSettings, export
+from phi4mm_export.pipeline.plan import plan
 from phi4mm_export.runtime.package import open_package
-from phi4mm_export.spec.build_recipe import AGAINST_MODEL, AGAINST_NONE, EvaluateChoices
+from phi4mm_export.spec.build_recipe import AGAINST_MODEL, AGAINST_NONE, AdapterChoice, BuildRecipe, EvaluateChoices
 from phi4mm_export.spec.contract import Provider
 from phi4mm_export.spec.model import Role
+from phi4mm_export.spec.recipe import Precision, Recipe
+from phi4mm_export.spec.sizes import format_bytes
 
 EVALUATE = "evaluate"
 
@@ -93,6 +97,39 @@ def measure(
     return Measured(gates, figures)
 
 
+def check_comparison(recipe: BuildRecipe, model: Path, adapter_paths: Mapping[Role, Path], folder: Path) -> None:
+    """Whether disk and memory hold the float package that the result will be compared with: asked before hours of work.
+
+    Raises SystemLimitError with both numbers. Of memory only the decoder's weights count, which is the least it takes.
+    """
+    choices = recipe.export
+    role = None if choices.adapter is AdapterChoice.NONE else Role(choices.adapter or AdapterChoice.VISION)
+    planned = plan(
+        model,
+        recipe=Recipe.resolve(precision=Precision.FP32, lora=choices.lora, adapter=role),
+        adapter_paths=adapter_paths,
+    )
+    check_room(folder, planned.nbytes, what="the float package of the comparison")
+    held = max(part.anonymous for part in planned.weights)
+    have = available_memory()
+    if have is not None and held > have:
+        raise SystemLimitError(
+            f"the comparison holds {format_bytes(held)} of float weights in memory, {format_bytes(have)} are available",
+            where="evaluate.against",
+            fix="build with --against none, and compare on a larger machine with phi4mm evaluate",
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that a new process can have without swapping, as Linux estimates them; None elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0][1]) * 1024 if found else None
+
+
 def evaluation_figures(result: Evaluation) -> dict[str, Any]:
     """What the card says of an evaluation, as plain values of few digits."""
     return {
@@ -113,11 +150,16 @@ def evaluation_figures(result: Evaluation) -> dict[str, Any]:
 
 
 def _refuse_missed(result: Evaluation) -> None:
-    try:
-        result.raise_for_gates()
-    except QualityError as err:
+    """Raise QualityError naming every missed gate by the recipe's key."""
+    missed = []
+    for gate in result.gates:
+        if not gate.passed:
+            bound = "at least" if gate.name.startswith("min") else "at most"
+            found = "no figure" if gate.figure is None else f"{gate.figure:.6g}"
+            missed.append(f"{gate.name}: expected {bound} {gate.threshold:g}, found {found} ({gate.where})")
+    if missed:
         raise QualityError(
-            err.what.replace("--min-cosine", "min_cosine").replace("--max-", "max_"),
+            "; ".join(missed),
             where="evaluate",
-            fix="choose a finer precision, or other thresholds with --set evaluate.min_cosine=...",
-        ) from err
+            fix="choose a finer precision, or another threshold with --set evaluate.KEY=VALUE",
+        )

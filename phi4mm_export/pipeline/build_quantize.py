@@ -3,13 +3,14 @@ the package. Files that stay are moved from the stage before; the float graph st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import PackageError, UsageError, some
 from phi4mm_export.package.manifest import write_manifest
+from phi4mm_export.package.manifest_quantized import digest_of
 from phi4mm_export.package.replace_graph import detach, plan_copy
 from phi4mm_export.package.room import check_room
 from phi4mm_export.package.write import WrittenFile, hashed
@@ -19,7 +20,7 @@ from phi4mm_export.pipeline.quantize import default_accuracy_level, default_rota
 from phi4mm_export.pipeline.quantize_checks import check_graph
 from phi4mm_export.pipeline.quantize_engines import Engine
 from phi4mm_export.pipeline.quantize_gate import Fidelity, GateReport
-from phi4mm_export.pipeline.quantize_job import Job, JobResult, run_job
+from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress, run_job
 from phi4mm_export.pipeline.quantize_samples import open_samples, unseen_modes
 from phi4mm_export.pipeline.quantize_write import QuantizeReport, fresh, requantized_manifest
 from phi4mm_export.quant.settings import Method, Order, QuantSettings
@@ -29,16 +30,23 @@ from phi4mm_export.spec.build_recipe import QuantizeChoices
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.on_disk import is_file
 
+OnLayer = Callable[[QuantizeProgress], None]
+"""Called after each layer."""
+
 
 @dataclass(frozen=True)
 class QuantizeStep:
-    """A graph to quantize. source: where its samples come from; expected: digests that they must have in a rebuild."""
+    """A graph to quantize. source: where its samples come from; statistics, save_statistics: folders of Hessians to use
+    or to keep; expected: digests that the samples must have in a rebuild."""
 
     component: Component
     choices: QuantizeChoices
     source: str | None
     jobs: int | None
-    expected: Sequence[str] | None
+    expected: Sequence[str] | None = None
+    statistics: Path | None = None
+    save_statistics: Path | None = None
+    on_layer: OnLayer | None = None
 
     @property
     def name(self) -> str:
@@ -48,7 +56,7 @@ class QuantizeStep:
     def key(self, *, after: str) -> str:
         """The stage's key, samples left out: they are told by their digests."""
         facts = {each.name: _plain(getattr(self.choices, each.name)) for each in fields(self.choices)}
-        del facts["calibration"]
+        facts["calibration"] = None if self.statistics is None else digest_of(self.statistics)
         return stage_key(self.name, facts, after=after)
 
 
@@ -79,6 +87,9 @@ def quantized(step: QuantizeStep, before: Stage, stages: Stages) -> Stage:
         quality_gate=True,
         max_rel_l2=step.choices.max_rel_l2,
         work=work,
+        statistics=step.statistics,
+        save_statistics=step.save_statistics,
+        progress=step.on_layer,
     )
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     done = run_job(job)
@@ -93,7 +104,7 @@ def quantized(step: QuantizeStep, before: Stage, stages: Stages) -> Stage:
         (before.folder / each).rename(folder / each)
         files.append(known[each])
     report = _report(step, done, settings, samples, name, files, package)
-    files += write_manifest(folder, requantized_manifest(before.folder, report, None))
+    files += write_manifest(folder, requantized_manifest(before.folder, report, step.statistics))
     return stages.finish(step.name, step.key(after=before.key), files, _facts(step, report, before))
 
 

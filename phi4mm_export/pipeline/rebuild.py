@@ -12,6 +12,7 @@ from typing import Any
 from phi4mm_export.errors import CheckpointError, ExitCode, PackageError, UsageError, some
 from phi4mm_export.package.diff import Difference, Level
 from phi4mm_export.package.manifest import MANIFEST_FILE, SUMS_FILE, FileEntry, InputEntry, Manifest
+from phi4mm_export.package.manifest_quantized import digest_of
 from phi4mm_export.package.manifest_read import read_manifest
 from phi4mm_export.package.model_card import CARD_FILE
 from phi4mm_export.package.publish import check_target
@@ -88,6 +89,7 @@ def rebuild(
     source, revision = _model(manifest, model)
     how = settings or BuildSettings()
     how = replace(how, revision=how.revision or revision)
+    _check_statistics(manifest, how.statistics)
     with ExitStack() as stack:
         if target is None:
             scratch = stack.enter_context(
@@ -188,6 +190,27 @@ def _model(manifest: Manifest, model: str | Path | None) -> tuple[str, str | Non
             "the package was built from a folder, which is known by digests alone", where="--model", fix="give it"
         )
     return source.model, source.commit
+
+
+def _check_statistics(manifest: Manifest, statistics: Path | None) -> None:
+    """Raise UsageError for kept Hessians that are missing, or not the recorded ones."""
+    for entry in manifest.quantization:
+        component, recorded = entry.get("component"), entry.get("statistics")
+        if recorded is None and statistics is None:
+            continue
+        if statistics is None:
+            what, found = f"the {component} graph was built from kept statistics", "none were given"
+        elif recorded is None:
+            what, found = f"the {component} graph was not built from kept statistics", "some were given"
+        else:
+            folder = home_expanded(statistics) / str(component)
+            digest = digest_of(folder) if is_folder(folder) else "no such folder"
+            if digest == recorded:
+                continue
+            what, found = f"expected statistics of the {component} graph with sha256 {recorded}", f"found {digest}"
+        raise UsageError(
+            f"{what}, {found}", where="--statistics", fix="give the folder that the package was built from"
+        )
 
 
 def _refuse_itself(folder: Path, target: Path) -> None:

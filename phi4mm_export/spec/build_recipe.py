@@ -278,8 +278,8 @@ def _plain(choices: Any) -> Iterator[tuple[str, Any]]:
         yield each.name, list(value) if isinstance(value, tuple) else value
 
 
-def check_places(recipe: BuildRecipe) -> None:
-    """Raise UsageError for a GPTQ step without samples, and for graphs that cannot be quantized."""
+def check_places(recipe: BuildRecipe, *, with_statistics: bool = False) -> None:
+    """Raise UsageError for a GPTQ step without samples or kept statistics, and for graphs that cannot be quantized."""
     for component, choices in recipe.quantize.items():
         if component is Component.EMBEDDING:
             raise UsageError(
@@ -287,7 +287,8 @@ def check_places(recipe: BuildRecipe) -> None:
                 where=f"{recipe.name}: quantize.embedding",
                 fix='store the table in integers with export.embedding_precision = "int8"',
             )
-        if choices.method is QuantizeMethod.GPTQ and not (choices.calibration or recipe.calibration):
+        samples = choices.calibration or recipe.calibration or with_statistics
+        if choices.method is QuantizeMethod.GPTQ and not samples:
             raise UsageError(
                 f"the recipe calibrates the {component} graph, and no samples were given",
                 where=f"{recipe.name}: calibration",
