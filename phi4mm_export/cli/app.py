@@ -61,7 +61,9 @@ class LazyGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
         except (typer.Exit, typer.Abort):
             raise
         except typer.TyperException as err:
@@ -72,6 +74,9 @@ class LazyGroup(TyperGroup):
             return _leave(err, ExitCode.INTERRUPTED)
         except MemoryError as err:
             return _leave(err, ExitCode.SYSTEM)
+        except BrokenPipeError as err:
+            render.hang_up()
+            raise typer.Exit(int(ExitCode.SYSTEM)) from err
         except OSError as err:
             return _leave(err, ExitCode.SYSTEM)
         except Exception as err:  # noqa: BLE001 - the only catch-all: what reaches it is our bug

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -84,6 +85,11 @@ def _lines(label: str) -> Callable[[int, int], None]:
         note(f"{label}: {done:,} of {total:,} bytes, {rate / 1e6:,.0f} MB/s, {left:,.0f} s left")
 
     return report
+
+
+def hang_up() -> None:
+    """Whoever read the output has gone, `| head` for one: what is left to write goes nowhere, without a word."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def error(err: BaseException) -> None:

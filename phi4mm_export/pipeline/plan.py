@@ -5,7 +5,7 @@ Reads headers only: of a checkpoint's shards (or its config.json alone), or of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,7 +230,7 @@ def _verdict(
     return Verdict(kind, budget, needed, needed <= budget, most)
 
 
-def largest_length(budget: int, need: Any, context: int) -> int:
+def largest_length(budget: int, need: Callable[[int], int], context: int) -> int:
     """The largest length up to `context` whose need is within the budget; 0 if not one token is. `need` grows."""
     low, high = 0, context
     while low < high:

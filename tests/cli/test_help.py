@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -64,6 +66,20 @@ def test_a_wrong_word_is_one_sentence_with_exit_code_2(words: tuple[str, ...], s
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(sentence)
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.subprocess
+@pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
+@pytest.mark.parametrize("words", [["synth", "--help"], ["build", "--list"]])
+def test_a_reader_that_goes_away_is_not_complained_about(words: list[str]) -> None:
+    command = [sys.executable, "-m", "phi4mm_export", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(60) == 6
 
 
 def test_a_wrong_word_is_json_under_json(monkeypatch: pytest.MonkeyPatch) -> None:
