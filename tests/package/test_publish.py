@@ -13,7 +13,7 @@ import pytest
 from phi4mm_export.errors import SystemLimitError, UsageError
 from phi4mm_export.package import publish as publish_module
 from phi4mm_export.package.claim import PREVIOUS, claim_path
-from phi4mm_export.package.publish import left_folder, recover, staged
+from phi4mm_export.package.publish import kept_folder, left_folder, publish, recover, staged
 
 CONFIG = "genai_config.json"
 
@@ -189,11 +189,8 @@ def test_a_second_ctrl_c_during_the_clean_up_does_not_stop_it(tmp_path: Path, mo
     assert _neighbours(tmp_path) == set()
 
 
-@pytest.mark.parametrize("step", range(4))
-def test_an_error_at_any_step_of_the_exchange_brings_the_old_package_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
-    _package(tmp_path / "out")
+def _fail_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the syncs of folders and the renames that follow, number `step` fails."""
     calls = iter(range(100))
 
     def failing(real: Callable[..., object]) -> Callable[..., object]:
@@ -204,14 +201,52 @@ def test_an_error_at_any_step_of_the_exchange_brings_the_old_package_back(
 
         return call
 
+    monkeypatch.setattr(publish_module, "sync_tree", lambda _folder: None)
+    monkeypatch.setattr(publish_module, "sync_folder", failing(publish_module.sync_folder))
+    monkeypatch.setattr(Path, "rename", failing(Path.rename))
+
+
+STEPS = range(7)
+"""Three syncs on the way, the old folder out, the new one in, two syncs."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_error_at_any_step_of_the_exchange_brings_the_old_package_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    _package(tmp_path / "out")
     with pytest.raises(SystemLimitError, match="Input/output"), staged(tmp_path / "out", overwrite=True) as folder:  # noqa: PT012
         (folder / CONFIG).write_text("new")
-        monkeypatch.setattr(publish_module, "sync_tree", lambda _folder: None)
-        monkeypatch.setattr(publish_module, "sync_folder", failing(publish_module.sync_folder))
-        monkeypatch.setattr(Path, "rename", failing(Path.rename))
+        _fail_at(step, monkeypatch)
     monkeypatch.undo()
     assert (tmp_path / "out" / CONFIG).read_text() == "old"
     assert _neighbours(tmp_path) == {"out"}
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_failed_exchange_puts_the_new_package_back_into_the_work_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, old: bool
+) -> None:
+    work = _work_of_a_dead_run(tmp_path / "out")
+    _package(work / "package", "new")
+    if old:
+        _package(tmp_path / "out")
+    _fail_at(step if old or step < 3 else step - 1, monkeypatch)
+    with pytest.raises(OSError, match="Input/output"):
+        publish(work, tmp_path / "out")
+    monkeypatch.undo()
+    assert (work / "package" / CONFIG).read_text() == "new"
+    assert _neighbours(work) == {"package"}
+    assert _neighbours(tmp_path) == ({"out", ".out.staging"} if old else {".out.staging"})
+    if old:
+        assert (tmp_path / "out" / CONFIG).read_text() == "old"
+
+
+def test_what_is_worth_keeping_lies_beside_the_folder_that_is_filled(tmp_path: Path) -> None:
+    with staged(tmp_path / "out", overwrite=False) as folder:
+        assert kept_folder(folder) == folder.with_name("kept")
+        (folder / CONFIG).write_text("new")
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root writes everywhere")
