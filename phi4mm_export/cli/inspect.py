@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phi4mm_export.cli import export_options as options
 from phi4mm_export.cli import render
 from phi4mm_export.cli.options import JsonFlag
 from phi4mm_export.spec.sizes import format_bytes
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
 def command(
     path: Annotated[Path, typer.Argument(metavar="CHECKPOINT|PACKAGE|FILE", help="Folder, or an ONNX file.")],
+    head: options.HeadChoice = None,
     json_output: JsonFlag = False,
 ) -> None:
     from phi4mm_export.pipeline.inspect import inspect
 
-    found = inspect(path)
+    found = inspect(path, head=head.value if head else None)
     if json_output:
         render.document(found.as_json())
         return

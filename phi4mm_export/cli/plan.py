@@ -53,6 +53,7 @@ def command(
     adapter_path: options.AdapterPath = None,
     layout: options.FileLayout = PackageLayout.FLAT,
     full_logits: options.FullLogits = False,
+    head: options.HeadChoice = None,
     revision: options.Revision = None,
     jobs: options.Jobs = None,
     fit: Annotated[str | None, Option(metavar="SIZE", help="Search the recipes that run in this memory.")] = None,
@@ -80,6 +81,7 @@ def command(
         vram=parse_bytes(vram, where="--vram") if vram else None,
         ram=parse_bytes(ram, where="--ram") if ram else None,
         revision=revision,
+        head=head.value if head else None,
         jobs=jobs,
     )
     paths, provider = adapter_paths(adapter_path, adapter), parse_provider(ep or "cpu")

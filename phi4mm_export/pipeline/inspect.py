@@ -15,6 +15,7 @@ from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.on_disk import exists, is_file, is_folder, real_path
 
 if TYPE_CHECKING:
+    from phi4mm_export.checkpoint.head import HeadChoice
     from phi4mm_export.checkpoint.open import Checkpoint
     from phi4mm_export.checks.summary import PackageSummary
 
@@ -68,8 +69,10 @@ class Inspection:
         return body | {"findings": [asdict(finding) for finding in self.findings]}
 
 
-def inspect(path: str | os.PathLike[str]) -> Inspection:
+def inspect(path: str | os.PathLike[str], *, head: HeadChoice | None = None) -> Inspection:
     """Describe a checkpoint folder, a package folder or an .onnx file.
+
+    head: which one counts where a checkpoint says that it is tied and stores another.
 
     Raises UsageError for a path that is none of these, CheckpointError for a checkpoint or an ONNX file that cannot
     be used.
@@ -86,7 +89,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     if exists(place / CONFIG_FILE):
         return _package(place)
     if exists(place / "config.json") or any(place.glob("*.safetensors")):
-        return _checkpoint(place)
+        return _checkpoint(place, head)
     if any(place.rglob("*.onnx")):
         return _package(place)
     raise UsageError(
@@ -130,10 +133,10 @@ def _described(kind: str, name: str, opened: OpenedPackage) -> Inspection:
     return Inspection(kind, name, package=summary, findings=(*opened.findings, *check_integrity(opened)))
 
 
-def _checkpoint(folder: Path) -> Inspection:
+def _checkpoint(folder: Path, head: HeadChoice | None) -> Inspection:
     from phi4mm_export.checkpoint.open import open_checkpoint
 
-    with open_checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder, head=head) as checkpoint:
         return Inspection("checkpoint", real_path(folder).name, checkpoint=_summary(checkpoint))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.checkpoint.digests import input_files
+from phi4mm_export.checkpoint.head import HeadChoice
 from phi4mm_export.checkpoint.open import Checkpoint
 from phi4mm_export.errors import SystemLimitError, UsageError
 from phi4mm_export.package.footprint import (
@@ -43,6 +44,7 @@ class PlanSettings:
 
     max_length: None takes the package's own, or the context length. vram, ram: bytes that the device and the host
     have for this process, None where nothing is to be judged. provider: of a package, None takes the one it names.
+    head: as for `export`.
     """
 
     workload: Workload = field(default_factory=Workload)
@@ -51,6 +53,7 @@ class PlanSettings:
     vram: int | None = None
     ram: int | None = None
     revision: str | None = None
+    head: HeadChoice | None = None
     jobs: int | None = None
 
 
@@ -140,7 +143,7 @@ def plan(
         files = tuple(PlannedFile(name, nbytes) for name, nbytes in package.files.items())
         return _report("package", package.name, None, files, weights, None, dims, length, how, ())
     with ExitStack() as stack:
-        opened = stack.enter_context(open_for_plan(path, adapter_paths or {}, how.revision))
+        opened = stack.enter_context(open_for_plan(path, adapter_paths or {}, how.revision, how.head))
         chosen = plan_export(opened.checkpoint, recipe or Recipe.resolve(), adapter_named=adapter_named)
         return _of_export(opened, chosen, adapter_paths or {}, how)
 

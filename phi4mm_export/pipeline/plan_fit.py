@@ -76,7 +76,7 @@ def fit(
     how, fixed = settings or PlanSettings(), given or {}
     check_labels(errors or {})
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(open_for_plan(path, adapter_paths or {}, how.revision)).checkpoint
+        checkpoint = stack.enter_context(open_for_plan(path, adapter_paths or {}, how.revision, how.head)).checkpoint
         length = checked_max_length(checkpoint.config, max(how.workload.prompt_tokens, how.max_length or 1))
         listed = list(_candidates(checkpoint, budget, length, _recipes(checkpoint, provider, fixed), errors or {}, how))
     found = [one for one in listed if one.needed <= budget]

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from phi4mm_export.checkpoint.documents import read_object
+from phi4mm_export.checkpoint.head import HeadChoice
 from phi4mm_export.checkpoint.hub import resolve_model
 from phi4mm_export.checkpoint.open import Checkpoint, open_checkpoint
 from phi4mm_export.checkpoint.stand_in import WEIGHTS_FILE, header_bytes, write_stand_in
@@ -47,7 +48,7 @@ class OpenedForPlan:
 
 @contextmanager
 def open_for_plan(
-    path: str | Path, adapter_paths: Mapping[Role, Path], revision: str | None
+    path: str | Path, adapter_paths: Mapping[Role, Path], revision: str | None, head: HeadChoice | None = None
 ) -> Iterator[OpenedForPlan]:
     """A checkpoint folder, a folder with config.json alone (weights as it implies are assumed), or a hub id.
 
@@ -57,7 +58,7 @@ def open_for_plan(
     if isinstance(found, str):
         from phi4mm_export.checkpoint.remote import open_remote
 
-        with open_remote(found, revision=revision, adapter_paths=adapter_paths) as (checkpoint, small):
+        with open_remote(found, revision=revision, adapter_paths=adapter_paths, head=head) as (checkpoint, small):
             yield OpenedForPlan(checkpoint, found, small, model=found)
         return
     folder = found
@@ -68,7 +69,7 @@ def open_for_plan(
             fix="write it with phi4mm config, or name the checkpoint",
         )
     if any(folder.glob("*.safetensors*")) or not exists(folder / CONFIG_FILE):
-        with open_checkpoint(folder, adapter_paths=adapter_paths) as checkpoint:
+        with open_checkpoint(folder, adapter_paths=adapter_paths, head=head) as checkpoint:
             yield OpenedForPlan(checkpoint, real_path(folder).name, folder)
         return
     with tempfile.TemporaryDirectory(prefix="phi4mm-plan-") as temporary:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.packages import DATA_FILE, FILES, build_package, edit_graph, external, save
+from safetensors.numpy import save_file
+from support.packages import DATA_FILE, FILES, build_package, edit_graph, edit_json, external, save
 from typer.testing import CliRunner, Result
 
 from phi4mm_export.cli.app import app
@@ -122,6 +124,23 @@ def test_a_checkpoint_says_layout_adapters_with_rank_and_scale_and_types(tiny_ch
     assert "adapter vision: from config.json: vision_lora" in result.stdout
     assert "adapter speech: " in result.stdout
     assert "BF16" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+def test_a_head_that_drifted_is_refused_with_options_that_the_command_has(
+    tiny_checkpoint: Path, tmp_path: Path, command: str
+) -> None:
+    folder = tmp_path / "drifted"
+    shutil.copytree(tiny_checkpoint, folder)
+    index = folder / "model.safetensors.index.json"
+    edit_json(index, lambda body: body["weight_map"].update({"lm_head.weight": "model-head.safetensors"}))
+    zeros = np.zeros((200064, 128), np.float16)
+    save_file({"lm_head.weight": zeros}, folder / "model-head.safetensors")
+    refused = CliRunner().invoke(app, [command, str(folder)])
+    assert refused.exit_code == 3
+    for choice in ("stored", "tied"):
+        assert f"--head {choice}" in refused.stderr
+        assert CliRunner().invoke(app, [command, str(folder), "--head", choice]).exit_code == 0
 
 
 def test_a_native_checkpoint_says_so(tiny_native: Path) -> None:
