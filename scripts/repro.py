@@ -32,6 +32,7 @@ from repro_matrix import ODD_NAME, OTHER_DISK, Variation, plain_environment, pro
 CHAIN = Path(__file__).resolve().parent / "repro_chain.py"
 SIGKILLED = -9
 CHUNK = 1 << 20
+REPORT_EVERY = 10
 Digests = Mapping[str, str]
 
 
@@ -67,16 +68,19 @@ class Bench:
 
 @dataclass
 class Tally:
-    """What was compared so far. canaries: the different results of arithmetic that nobody promises."""
+    """What was compared so far. canaries: the different results of arithmetic that nobody promises; factors:
+    those of GPTQ's exact factor, which must be one."""
 
     runs: int = 0
     kernels: set[str] = field(default_factory=set)
     canaries: dict[str, set[str]] = field(default_factory=dict)
+    factors: set[str] = field(default_factory=set)
 
     def note(self, said: Mapping[str, Any]) -> None:
         """What a child reported."""
         self.runs += 1
         self.kernels.add(said["kernel"])
+        self.factors.add(said["factor"])
         for name, digest in said["canaries"].items():
             self.canaries.setdefault(name, set()).add(digest)
 
@@ -114,16 +118,17 @@ def compare_all(scratch: Path, options: argparse.Namespace) -> None:
     first, said = build(bench, scratch / "first", Variation("first"))
     calls = said["calls"]
     print(f"the first build: {len(first)} files, {classes(scratch / 'first')}", flush=True)
-    matrix = [(v, False) for v in processors(short=options.short)]
     around = surroundings(scratch)
-    matrix += [(v, False) for v in (around[-1:] if options.short else around)]
-    for variation, _ in matrix:
+    matrix = [*processors(short=options.short), *(around[-1:] if options.short else around)]
+    for variation in matrix:
         if variation.skipped or variation.note:
             print(f"{'skipped: ' if variation.skipped else ''}{variation.name}: {variation.skipped or variation.note}")
-    live = [(v, calibrate) for v, calibrate in matrix if not v.skipped]
+    live = [(v, False) for v in matrix if not v.skipped]
     count_same(bench, live, first, options.jobs, tally)
     print(f"{len(live)} variations, one digest: {digest_of(first)}")
     print(f"BLAS kernels: {', '.join(sorted(tally.kernels))}")
+    if len(tally.factors) != 1:
+        raise ReproError(f"the exact factor of one matrix has {len(tally.factors)} results")
     found = ", ".join(f"{name} {len(digests)}" for name, digests in sorted(tally.canaries.items()))
     print(f"different results of arithmetic that the tool avoids: {found}", flush=True)
     if not options.short:
@@ -167,6 +172,8 @@ def count_same(
     with ThreadPoolExecutor(jobs) as pool:
         for said in pool.map(one, enumerate(matrix)):
             tally.note(said)
+            if tally.runs % REPORT_EVERY == 0:
+                print(f"  {tally.runs} builds are the same", flush=True)
 
 
 def build(

@@ -52,7 +52,8 @@ def main() -> int:
         code = app(command, standalone_mode=False)
         if code:
             return int(code)
-    print(json.dumps({"kernel": blas_kernel(), "canaries": canaries(), "calls": dict(calls)}))
+    said = {"kernel": blas_kernel(), "canaries": canaries(), "factor": factor_digest(exact=True), "calls": dict(calls)}
+    print(json.dumps(said))
     return 0
 
 
@@ -164,11 +165,23 @@ def canaries() -> dict[str, str]:
     angles = rng.uniform(-100, 100, 20_000)
     libm = np.array([math.sin(a) + math.exp(a / 7) + math.pow(abs(a), 0.3) for a in angles.tolist()])
     return {
+        "plain GPTQ factor": factor_digest(exact=False),
         "float32 product": _digest(rows.T @ rows),
         "float64 factor": _digest(np.linalg.cholesky(rows.T.astype(np.float64) @ rows + np.eye(192))),
         "numpy exp and cos": _digest(np.exp(angles / 7) + np.cos(angles)),
         "libm": _digest(libm),
     }
+
+
+def factor_digest(*, exact: bool) -> str:
+    """The factor of GPTQ's Hessian, wide enough for several panels, of a matrix whose values are whole numbers."""
+    import numpy as np
+
+    from phi4mm_export.quant.arithmetic import EXACT, PLAIN, upper_factor
+
+    rng = np.random.Generator(np.random.PCG64(2))
+    inputs = rng.integers(-8, 9, (1536, 384)).astype(np.float64)
+    return _digest(upper_factor(inputs.T @ inputs, EXACT if exact else PLAIN))
 
 
 def _digest(array: Any) -> str:

@@ -226,7 +226,7 @@ def fake(repro: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             for name, data in files.items():
                 if folder is not None and part is not None and name.startswith(part):
                     write(folder, {name: data})
-        said = {"kernel": "K", "canaries": {"exp": variation.name}, "calls": {"export, a tensor": 2}}
+        said = {"kernel": "K", "factor": "d", "canaries": {"exp": variation.name}, "calls": {"export, a tensor": 2}}
         return 0, said, ""
 
     monkeypatch.setattr(repro, "attempt", attempt)
