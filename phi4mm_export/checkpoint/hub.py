@@ -47,7 +47,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_model(text: str, *, revision: str | None = None) -> Path | str:
-    """What a MODEL argument means: an existing folder as a Path, else a hub id `OWNER/NAME` as text.
+    """What a CHECKPOINT argument means: an existing folder as a Path, else a hub id `OWNER/NAME` as text.
 
     A folder always wins. Raises UsageError, without looking at the network, for a file and for anything that
     reads like a path: absolute, starting with `.` or `~`, with a backslash, a trailing slash, more or fewer than one
@@ -64,7 +64,9 @@ def resolve_model(text: str, *, revision: str | None = None) -> Path | str:
     owner = text.partition("/")[0]
     if not _HUB_ID.fullmatch(text) or ".." in text or "--" in text or exists(Path(owner)):
         raise UsageError(
-            "there is no such folder", where=text or "MODEL", fix="pass a checkpoint folder, or a hub id OWNER/NAME"
+            "there is no such folder",
+            where=text or "CHECKPOINT",
+            fix="pass a checkpoint folder, or a hub id OWNER/NAME",
         )
     return text
 

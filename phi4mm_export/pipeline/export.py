@@ -157,7 +157,7 @@ def export(
 
 
 def model_id(model: str | Path) -> str | None:
-    """The hub id that MODEL is, None for a folder."""
+    """The hub id that `model` is, None for a folder."""
     found = resolve_model(str(model))
     return found if isinstance(found, str) else None
 

@@ -39,7 +39,7 @@ def open_model(
     stream: bool,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[OpenedModel]:
-    """The checkpoint MODEL. stream: a hub id is read in ranges, with no copy of its weights on disk.
+    """The checkpoint that `model` names. stream: a hub id is read in ranges, with no copy of its weights on disk.
 
     Raises UsageError for a folder with `stream`, else as `fetch_checkpoint`, `open_checkpoint` and `open_remote`.
     """
