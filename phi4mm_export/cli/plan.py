@@ -25,6 +25,7 @@ from phi4mm_export.spec.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from phi4mm_export.pipeline.plan import PlanReport, PlanSettings
+    from phi4mm_export.pipeline.plan_build import DiskRoom
     from phi4mm_export.pipeline.plan_fit import Candidate
 
 Option = typer.Option
@@ -64,6 +65,7 @@ def command(
     calibration: plan_build.Samples = None,
     key: plan_build.Key = False,
     check_disk: plan_build.CheckDisk = None,
+    stream: options.Stream = False,
     json: JsonFlag = False,
     quiet: Quiet = False,
 ) -> None:
@@ -105,13 +107,17 @@ def command(
     wanted = recipe if given or build or not is_package(model) else None
     report = plan(model, recipe=wanted, adapter_named=named, adapter_paths=paths, settings=settings)
     render.warnings(report.warnings, quiet=quiet or json)
-    room = plan_build.room_of(report, check_disk, model, build, recipe)
+    room = plan_build.room_of(report, check_disk, model, build, recipe, streamed=stream)
+    _present(report, room, json=json)
+    plan_build.judge_room(room, check_disk, quiet=json)
+    report.raise_for_budget(length_asked=max_length is not None)
+
+
+def _present(report: PlanReport, room: DiskRoom | None, *, json: bool) -> None:
     if json:
         render.document(as_json(report) | ({"disk": asdict(room)} if room else {}))
     else:
         _show(_lines(report))
-    plan_build.judge_room(room, check_disk, quiet=json)
-    report.raise_for_budget(length_asked=max_length is not None)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

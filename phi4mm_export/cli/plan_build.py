@@ -73,16 +73,21 @@ def show_key(
 
 
 def room_of(
-    report: PlanReport, folder: Path | None, model: str, build: BuildRecipe | None, recipe: Recipe
+    report: PlanReport,
+    folder: Path | None,
+    model: str,
+    build: BuildRecipe | None,
+    recipe: Recipe,
+    *,
+    streamed: bool,
 ) -> DiskRoom | None:
     """What the build takes of the disk of `folder`, None where nobody asks."""
     if folder is None:
         return None
     from phi4mm_export.pipeline.plan_build import disk_room
 
-    return disk_room(
-        report, folder, model=model, layout=recipe.layout, quantized=() if build is None else build.quantize
-    )
+    quantized = () if build is None else build.quantize
+    return disk_room(report, folder, model=model, layout=recipe.layout, quantized=quantized, streamed=streamed)
 
 
 def judge_room(room: DiskRoom | None, folder: Path | None, *, quiet: bool) -> None:

@@ -166,7 +166,12 @@ def _of_export(
     return _report(
         "checkpoint", opened.name, recipe_json(recipe, chosen.baked),
         files, weights,
-        export_memory(chosen, sum(file.nbytes for file in files), how.jobs or default_jobs()),
+        export_memory(
+            chosen,
+            sum(path.stat().st_size for path in read.values()),
+            sum(file.nbytes for file in files),
+            how.jobs or default_jobs(),
+        ),
         dims, configs.max_length, how, (*warnings, *([remark] if remark else ())),
     )  # fmt: skip
 

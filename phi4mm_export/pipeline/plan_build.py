@@ -47,7 +47,7 @@ def disk_room(
         raise UsageError("expected a folder, found none", where=f"--check-disk {folder}", fix="make it first")
     sizes = {file.name: file.nbytes for file in report.files}
     again = sum(sizes.get(data_file_name(FILE_NAMES[layout][component]), 0) for component in quantized)
-    fetched = 0 if streamed or isinstance(resolve_model(str(model)), Path) else report.export.nbytes_read
+    fetched = 0 if streamed or isinstance(resolve_model(str(model)), Path) else report.export.nbytes_inputs
     return DiskRoom(report.export.disk_peak + again + fetched, fetched, shutil.disk_usage(folder).free)
 
 

@@ -41,9 +41,13 @@ class RunDims:
 
 @dataclass(frozen=True)
 class ExportMemory:
-    """What an export takes: bytes read, bytes on disk (also the peak: the package is written once), resident bytes."""
+    """What an export takes: bytes read, bytes on disk (also the peak: the package is written once), resident bytes.
+
+    nbytes_inputs: the size of all input files; some of their tensors are read twice.
+    """
 
     nbytes_read: int
+    nbytes_inputs: int
     disk_peak: int
     memory_peak: int
 
@@ -127,12 +131,12 @@ def run_memory(weights: Sequence[GraphWeights], dims: RunDims, workload: Workloa
     )
 
 
-def export_memory(plan: ExportPlan, package_nbytes: int, jobs: int) -> ExportMemory:
+def export_memory(plan: ExportPlan, inputs_nbytes: int, package_nbytes: int, jobs: int) -> ExportMemory:
     """What an export takes: bands at work on every thread, and finished ones that wait to be written."""
     widest = max((stream.band_nbytes for graph in plan.graphs for stream in graph.streams), default=0)
     waiting = widest // 3 * (jobs + 1) if jobs > 1 else 0
     bands = widest if jobs <= 1 else max(widest, min(DEFAULT_MEMORY_LIMIT, jobs * widest + waiting))
-    return ExportMemory(plan.nbytes_read, package_nbytes, EXPORT_NBYTES + bands)
+    return ExportMemory(plan.nbytes_read, inputs_nbytes, package_nbytes, EXPORT_NBYTES + bands)
 
 
 def _touched_rows(weights: Sequence[GraphWeights], decoder: fp.DecoderDims, tokens: int) -> int:

@@ -183,7 +183,8 @@ def test_a_model_that_has_to_be_fetched_counts_with_its_weights(checkpoint: Path
     assert report.export is not None
     fetched = plan_build.disk_room(report, tmp_path, model="someone/model")
     streamed = plan_build.disk_room(report, tmp_path, model="someone/model", streamed=True)
-    assert fetched.needed - streamed.needed == fetched.fetched == report.export.nbytes_read
+    assert fetched.needed - streamed.needed == fetched.fetched == report.export.nbytes_inputs
+    assert fetched.fetched == sum(path.stat().st_size for path in checkpoint.iterdir())
     assert plan_build.disk_room(report, tmp_path, model=checkpoint).needed == streamed.needed
 
 
