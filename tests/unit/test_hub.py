@@ -100,7 +100,7 @@ def test_only_a_snapshot_folder_has_a_commit() -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'phi4mm\[hub\]'"):
+    with pytest.raises(MissingExtraError, match=r'pip install "phi4mm\[hub\]"'):
         fetch_checkpoint(MODEL)
 
 
