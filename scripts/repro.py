@@ -141,7 +141,7 @@ def compare_all(scratch: Path, options: argparse.Namespace) -> None:
         print(f"{len(again)} runs that calibrate anew on this machine, one digest: {digest_of(plain)}", flush=True)
     kills = kill_points(calls, short=options.short)
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda kill: killed_and_resumed(bench, first, *kill), kills))
+        list(pool.map(lambda kill: killed_and_resumed(bench, first, kill), kills))
     print(f"{len(kills)} runs killed and run again, the same digest")
 
 
@@ -238,41 +238,56 @@ def attempt(
     return done.returncode, said, done.stderr
 
 
-def kill_points(calls: Mapping[str, int], *, short: bool) -> list[tuple[str, int, bool]]:
-    """(point, number of the call, with a work folder) of every kill: the first, a middle and the last call."""
+@dataclass(frozen=True)
+class Kill:
+    """A command that dies just before a call. number: which call of this point."""
+
+    command: str
+    point: str
+    number: int
+    with_work: bool
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.command} killed at {self.point} {self.number}, {'with' if self.with_work else 'no'} work folder"
+
+
+def kill_points(calls: Mapping[str, Mapping[str, int]], *, short: bool) -> list[Kill]:
+    """Of every command and point the first, a middle and the last call, with and without a work folder."""
     if short:
-        return [("export, a tensor", calls["export, a tensor"] // 2, True), ("quantize, a layer", 2, True)]
-    found = []
-    for point, count in calls.items():
-        for number in sorted({1, -(-count // 2), count}):
-            found += [(point, number, True), (point, number, False)]
-    return found
+        middle = calls["export"]["a tensor"] // 2
+        return [Kill("export", "a tensor", middle, True), Kill("quantize", "a layer", 2, True)]
+    return [
+        Kill(command, point, number, with_work)
+        for command, points in calls.items()
+        for point, count in points.items()
+        for number in sorted({1, -(-count // 2), count})
+        for with_work in (True, False)
+    ]
 
 
-def killed_and_resumed(bench: Bench, first: Digests, point: str, number: int, with_work: bool) -> None:
-    """Kill a build at one call and run its commands again. Raises ReproError unless the bytes are the same."""
-    name = f"killed at {point}, call {number}, {'with' if with_work else 'without'} a work folder"
-    variation = Variation(name)
+def killed_and_resumed(bench: Bench, first: Digests, kill: Kill) -> None:
+    """Kill a command at one call and run it again. Raises ReproError unless the bytes are the same."""
+    variation = Variation(kill.name)
     out = Path(tempfile.mkdtemp(prefix="killed-", dir=bench.scratch))
-    commands = bench.commands(bench.checkpoint, out, variation)
-    if with_work:
-        commands = [[*command, "--work-dir", str(out / f"work-{command[0]}")] for command in commands]
-    code, _, complaint = attempt(bench, commands, variation, out, kill={"point": point, "number": number})
+    number, part = {"export": (0, "exported"), "quantize": (1, "quantized")}[kill.command]
+    command = bench.commands(bench.checkpoint, out, variation)[number]
+    if kill.command == "quantize":
+        command[1] = str(bench.scratch / "first" / "exported")
+    if kill.with_work:
+        command += ["--work-dir", str(out / "work")]
+    order = {"point": kill.point, "number": kill.number}
+    code, _, complaint = attempt(bench, [command], variation, out, kill=order)
     if code != SIGKILLED:
-        raise ReproError(f"{name}: the run was not killed, it ended with {code}: {complaint.strip()[-2000:]}")
-    waiting = []
-    for command, part in zip(commands, ("exported", "quantized"), strict=True):
-        if (out / part).exists():
-            there = {path: digest for path, digest in first.items() if path.startswith(part)}
-            compare(there, digests(out, part), bench.scratch / "first", out, name)
-        else:
-            waiting.append(command)
-    if waiting:
-        run(bench, waiting, variation, out)
-    compare(first, digests(out), bench.scratch / "first", out, name)
+        raise ReproError(f"{kill.name}: it was not killed, it ended with {code}: {complaint.strip()[-2000:]}")
+    if not (out / part).exists():
+        run(bench, [command], variation, out)
+    expected = {path: digest for path, digest in first.items() if path.startswith(part)}
+    compare(expected, digests(out, part), bench.scratch / "first", out, kill.name)
     left = [path.name for path in out.iterdir() if path.name.startswith(".")]
     if left:
-        raise ReproError(f"{name}: the second run left {', '.join(left)}")
+        raise ReproError(f"{kill.name}: the second run left {', '.join(left)}")
     shutil.rmtree(out)
 
 

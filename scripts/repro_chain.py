@@ -27,19 +27,19 @@ from pathlib import Path
 from typing import Any
 
 POINTS = {
-    "export, a tensor": "phi4mm_export.package.write:DataFile.begin",
-    "export, a small file": "phi4mm_export.pipeline.export:write_file",
-    "export, the manifest": "phi4mm_export.pipeline.export:write_manifest",
-    "export, the last check": "phi4mm_export.pipeline.export:check_staged",
-    "quantize, the first layer": "phi4mm_export.pipeline.quantize_write:run_job",
-    "quantize, a layer": "phi4mm_export.quant.finished:FinishedLayers.save",
-    "quantize, the graph": "phi4mm_export.quant.engine:write_quantized",
-    "quantize, the manifest": "phi4mm_export.pipeline.quantize_write:write_manifest",
-    "quantize, the last check": "phi4mm_export.pipeline.quantize_write:check_package",
-    "publish": "phi4mm_export.package.publish:publish",
-    "publish, a folder on disk": "phi4mm_export.package.publish:sync_folder",
+    "a tensor": "phi4mm_export.package.write:DataFile.begin",
+    "a small file": "phi4mm_export.pipeline.export:write_file",
+    "the manifest of an export": "phi4mm_export.pipeline.export:write_manifest",
+    "the check of an export": "phi4mm_export.pipeline.export:check_staged",
+    "the first layer": "phi4mm_export.pipeline.quantize_write:run_job",
+    "a layer": "phi4mm_export.quant.finished:FinishedLayers.save",
+    "the quantized graph": "phi4mm_export.quant.engine:write_quantized",
+    "the manifest of a quantization": "phi4mm_export.pipeline.quantize_write:write_manifest",
+    "the check of a quantization": "phi4mm_export.pipeline.quantize_write:check_package",
+    "publishing": "phi4mm_export.package.publish:publish",
+    "a folder on disk": "phi4mm_export.package.publish:sync_folder",
 }
-"""Where a run is killed: just before the call of this function. `publish` serves both commands."""
+"""Where a run is killed: just before the call of this function."""
 
 
 def main() -> int:
@@ -48,11 +48,14 @@ def main() -> int:
     calls = count_calls(order.get("kill"))
     from phi4mm_export.cli.app import app
 
+    by_command = {}
     for command in order["commands"]:
+        calls.clear()
         code = app(command, standalone_mode=False)
         if code:
             return int(code)
-    said = {"kernel": blas_kernel(), "canaries": canaries(), "factor": factor_digest(exact=True), "calls": dict(calls)}
+        by_command[command[0]] = dict(calls)
+    said = {"kernel": blas_kernel(), "canaries": canaries(), "factor": factor_digest(exact=True), "calls": by_command}
     print(json.dumps(said))
     return 0
 

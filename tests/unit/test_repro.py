@@ -157,10 +157,13 @@ def test_every_surrounding_is_varied_alone_and_then_all_at_once(matrix: ModuleTy
 
 
 def test_kills_come_at_the_first_a_middle_and_the_last_call_with_and_without_a_work_folder(repro: ModuleType) -> None:
-    assert repro.kill_points({"a": 5, "b": 1}, short=False) == [
-        ("a", 1, True), ("a", 1, False), ("a", 3, True), ("a", 3, False), ("a", 5, True), ("a", 5, False),
-        ("b", 1, True), ("b", 1, False),
+    kills = repro.kill_points({"export": {"a": 5}, "quantize": {"a": 1, "b": 2}}, short=False)
+    assert [(k.command, k.point, k.number) for k in kills if k.with_work] == [
+        ("export", "a", 1), ("export", "a", 3), ("export", "a", 5),
+        ("quantize", "a", 1), ("quantize", "b", 1), ("quantize", "b", 2),
     ]  # fmt: skip
+    assert len(kills) == 2 * 6
+    assert len({kill.name for kill in kills}) == len(kills)
 
 
 CHILD = """
@@ -226,7 +229,7 @@ def fake(repro: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             for name, data in files.items():
                 if folder is not None and part is not None and name.startswith(part):
                     write(folder, {name: data})
-        said = {"kernel": "K", "factor": "d", "canaries": {"exp": variation.name}, "calls": {"export, a tensor": 2}}
+        said = {"kernel": "K", "factor": "d", "canaries": {"exp": variation.name}, "calls": {"export": {"a tensor": 2}}}
         return 0, said, ""
 
     monkeypatch.setattr(repro, "attempt", attempt)
