@@ -14,8 +14,8 @@ builder's, with blocks of 32 and accuracy level 4: `builder` as it is, `builder-
 `builder-lora` with the vision adapter as a branch, as its phi4mm graph has. --logits-prompt N measures the peak of a
 prompt of N tokens with the last position's logits and with all (0: not).
 
-Disk: 2.2 GB per layer pair and form at most; 4 layers with all forms take about 25 GB. Needs the extras cpu and
-reference.
+Disk: about 20 GB with 4 layers and all forms. Memory: about 12 GiB, most of it while the builder works. Needs the
+extras cpu and reference.
 """
 
 from __future__ import annotations
