@@ -20,7 +20,7 @@ PYTEST_ARGS ?=
 OFFLINE := not reference and not shared and not gpu
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-reference check format test quick demo fuzz repro repro-short test-reference test-shared test-shared-full goldens lock clean
+.PHONY: help setup setup-reference check format test quick demo fuzz repro repro-short rehearse rehearse-short test-reference test-shared test-shared-full goldens lock clean
 
 help:
 	@echo "make demo              synthetic checkpoint -> package -> text from an image and an audio clip, with parity"
@@ -28,6 +28,7 @@ help:
 	@echo "make quick             unit, fault and command line tests"
 	@echo "make check             ruff, mypy --strict, import-linter, lengths, arithmetic that differs between machines"
 	@echo "make repro             the same bytes under every condition this machine can play; repro-short in CI"
+	@echo "make rehearse          the GitHub action in every mode, the hooks, the container's lines; rehearse-short in CI"
 	@echo "make fuzz              20,000 damaged files against every reader of foreign files"
 	@echo "make test-reference    derive the stored goldens again from PyTorch and compare live (installs torch apart)"
 	@echo "make test-shared       tests against extra material beside the clone, if any (CONTRIBUTING.md); test-shared-full: all"
@@ -73,6 +74,12 @@ repro: setup
 
 repro-short: setup
 	$(BIN)/python scripts/repro.py --short
+
+rehearse: setup
+	PYTHON=$(BIN)/python scripts/ci_rehearsal.sh
+
+rehearse-short: setup
+	PYTHON=$(BIN)/python scripts/ci_rehearsal.sh --short
 
 test-reference: setup-reference
 	$(REFBIN)/python -m pytest -m "reference and not shared and not gpu" $(PYTEST_ARGS)
