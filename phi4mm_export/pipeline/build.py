@@ -280,6 +280,7 @@ def _with_card(model: str, folder: Path) -> Path:
 
 def _left_stage(job: _Job, stages: Stages, names: Sequence[str]) -> Stage | None:
     """The last stage that an earlier run finished from the same inputs; those after it are taken apart again."""
+    stages.keep_only((*names, EVALUATE))
     if not stages.known():
         for name in names:
             stages.forget(name)

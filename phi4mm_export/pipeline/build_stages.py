@@ -91,6 +91,13 @@ class Stages:
                 here.parent.mkdir(parents=True, exist_ok=True)
                 there.rename(here)
 
+    def keep_only(self, names: Sequence[str]) -> None:
+        """Remove what other recipes left; the claims of exports that died are those exports' own business."""
+        known = {f"{name}{suffix}" for name in names for suffix in ("", ".done", ".work")}
+        for path in sorted(self.folder.iterdir()):
+            if path.name not in known and not path.name.startswith("."):
+                remove(path)
+
     def forget(self, name: str) -> None:
         """Remove a stage."""
         (self.folder / f"{name}.done").unlink(missing_ok=True)

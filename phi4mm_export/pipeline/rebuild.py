@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -21,9 +22,11 @@ from phi4mm_export.pipeline.diff import diff
 from phi4mm_export.spec.build_recipe import AGAINST_MODEL, AGAINST_NONE, BUILTIN, BuildRecipe
 from phi4mm_export.spec.build_recipe_read import recipe_of
 from phi4mm_export.spec.contract import Component
+from phi4mm_export.spec.json_fields import shown
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.on_disk import home_expanded, is_file, is_folder, real_path
 
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 HERE = f"{MANIFEST_FILE}: build"
 
 
@@ -147,7 +150,7 @@ def _recorded_recipe(manifest: Manifest, calibration: str | Path | None, against
     for component, choices in recipe.quantize.items():
         recorded = choices.calibration or recipe.calibration
         if recorded is not None:
-            wanted = given or (recorded if recorded == BUILTIN else None)
+            wanted = BUILTIN if recorded == BUILTIN else given
             if wanted is None:
                 raise UsageError(
                     f"the {component} graph was calibrated on samples that are known by digest alone",
@@ -156,9 +159,16 @@ def _recorded_recipe(manifest: Manifest, calibration: str | Path | None, against
                 )
             choices = replace(choices, calibration=wanted if choices.calibration else None)
         quantize[component] = choices
-    if recipe.calibration is not None and given is not None:
-        recipe = replace(recipe, calibration=given)
-    return replace(recipe, quantize=quantize, evaluate=_evaluation(recipe, against))
+    samples = recipe.calibration if recipe.calibration in (None, BUILTIN) else given
+    return replace(
+        recipe,
+        quantize=quantize,
+        evaluate=_evaluation(recipe, against),
+        calibration=samples,
+        model=None,
+        revision=None,
+        output=None,
+    )
 
 
 def _evaluation(recipe: BuildRecipe, against: str | Path | None) -> Any:
@@ -188,6 +198,12 @@ def _model(manifest: Manifest, model: str | Path | None) -> tuple[str, str | Non
     if source is None or source.model is None:
         raise UsageError(
             "the package was built from a folder, which is known by digests alone", where="--model", fix="give it"
+        )
+    if not HUB_ID.fullmatch(source.model) or ".." in source.model:
+        raise PackageError(
+            f"expected a hub id OWNER/NAME, found {shown(source.model)}",
+            where=f"{MANIFEST_FILE}: source.model",
+            fix="give the checkpoint with --model",
         )
     return source.model, source.commit
 

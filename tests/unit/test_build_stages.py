@@ -91,6 +91,20 @@ def test_a_stage_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_another_recipe_left_goes_and_a_dead_exports_claim_stays(tmp_path: Path) -> None:
+    stages = Stages(tmp_path)
+    finished(stages)
+    finished(stages, "quantize-speech")
+    for name in ("quantize-speech.work", "export.work", ".export.staging"):
+        (tmp_path / name).mkdir()
+
+    stages.keep_only(("export",))
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".export.staging", "export", "export.done", "export.work",
+    ]  # fmt: skip
+
+
 def test_delivered_files_stand_in_the_package_under_their_names(tmp_path: Path) -> None:
     stages = Stages(tmp_path / "stages")
     (tmp_path / "stages").mkdir()
