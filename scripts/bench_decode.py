@@ -9,10 +9,11 @@ say how many times faster than form F of the same bits: the median over rounds o
 the geometric mean over --sessions, each of which loads every candidate afresh in rotated order (one pair of sessions
 cannot resolve 3 percent).
 
-Ours: `none` without an adapter, `gated` in its text mode, `branch` with the vision adapter beside the weights. The
-builder's, with blocks of 32 and accuracy level 4: `builder` as it is, `builder-apart` with q, k and v apart,
-`builder-lora` with the vision adapter as a branch, as its phi4mm graph has. --logits-prompt N measures the peak of a
-prompt of N tokens with the last position's logits and with all (0: not).
+Ours: `none` without an adapter (`none-32`, `none-128` with blocks of that size; the default is 128 for int8 and 32 for
+int4), `gated` in its text mode, `branch` with the vision adapter beside the weights. The builder's, with blocks of 32
+and accuracy level 4: `builder` as it is, `builder-apart` with q, k and v apart, `builder-lora` with the vision adapter
+as a branch, as its phi4mm graph has. --logits-prompt N measures the peak of a prompt of N tokens with the last
+position's logits and with all (0: not).
 
 Disk: about 20 GB with 4 layers and all forms. Memory: about 12 GiB, most of it while the builder works. Needs the
 extras cpu and reference.
@@ -40,7 +41,7 @@ from measuring import MIB, Peak, Record, add_report_options, paired_ratio, resid
 from phi4mm_export.runtime.ort import import_onnxruntime
 
 NUMPY = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
-FORMS = ("none", "gated", "branch", *BUILDERS)
+DEFAULT_FORMS = ("none", "gated", "branch", *BUILDERS)
 EAGER = "transformers-eager"
 
 
@@ -260,7 +261,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for phi4mm synth")
     parser.add_argument("--precision", nargs="+", default=["int8", "int4"])
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
+    parser.add_argument("--forms", nargs="+", choices=[*OURS, *BUILDERS], default=DEFAULT_FORMS)
     parser.add_argument("--export-option", action="append", default=[], help="added to every export of ours")
     parser.add_argument("--builder-option", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--transformers", action=argparse.BooleanOptionalAction, default=False)
@@ -277,7 +278,18 @@ def main() -> None:
         print_memory(args.memory_of, args)
         return
     args.work.mkdir(parents=True, exist_ok=True)
-    names = ("layers", "set", "export_option", "builder_option", "prompt", "steps", "rounds", "sessions", "threads")
+    names = (
+        "layers",
+        "forms",
+        "set",
+        "export_option",
+        "builder_option",
+        "prompt",
+        "steps",
+        "rounds",
+        "sessions",
+        "threads",
+    )
     record = Record({name: getattr(args, name) for name in names}, json_file=args.json, markdown=args.markdown)
     if args.logits_prompt:
         logits(args.precision[0], record, args)

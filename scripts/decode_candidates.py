@@ -24,6 +24,8 @@ OURS = {
     "none": ("--lora", "merged", "--adapter", "none"),
     "gated": ("--lora", "gated"),
     "branch": ("--lora", "branch", "--adapter", "vision"),
+    "none-32": ("--lora", "merged", "--adapter", "none", "--block-size", "32"),
+    "none-128": ("--lora", "merged", "--adapter", "none", "--block-size", "128"),
     "none-full-logits": ("--lora", "merged", "--adapter", "none", "--full-logits"),
 }
 """Form -> options of `phi4mm export`."""
