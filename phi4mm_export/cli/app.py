@@ -28,11 +28,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("config", "Write the configuration files for graphs that already stand in a folder."),
     "validate": ("validate", "Judge a package: contract, config, kernels, parity."),
     "verify": ("verify", "Hold a package against its manifest, a lock file and a signature."),
-    "diff": ("diff", "Say what differs between two packages or graphs, down to single values."),
+    "diff": ("diff", "Say what differs between two packages or ONNX files, down to single values."),
     "doctor": ("doctor", "Say why a package is refused or answers badly, and correct a copy."),
     "run": ("run", "Generate text from a prompt, images and audio with ONNX Runtime GenAI."),
     "evaluate": ("evaluate", "Measure how much of the float model a package keeps."),
-    "inspect": ("inspect", "Say what a checkpoint or a package is."),
+    "inspect": ("inspect", "Say what a checkpoint, a package or an ONNX file is."),
     "plan": ("plan", "Say what a package weighs and what it takes to make and to run, from headers alone."),
     "synth": ("synth", "Write a synthetic checkpoint in the real layout."),
 }

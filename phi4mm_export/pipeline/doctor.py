@@ -31,8 +31,9 @@ from phi4mm_export.package.repack import repack
 from phi4mm_export.package.scan import Entry, EntryKind, scan
 from phi4mm_export.package.write import hashed
 from phi4mm_export.pipeline.doctor_repairs import Repairs, plan_repairs, unified_patch
+from phi4mm_export.pipeline.validate import open_folder, refuse_empty
 from phi4mm_export.spec.contract_file import load_contract
-from phi4mm_export.spec.on_disk import found_at, home_expanded, is_entry, is_file, is_folder, is_inside_name, real_path
+from phi4mm_export.spec.on_disk import home_expanded, is_entry, is_file, is_inside_name, real_path
 
 MOST_ROUNDS = 3
 """A copy is looked at again after its repair; what is left after these rounds is for a person."""
@@ -83,10 +84,10 @@ def doctor(
     SystemLimitError as publishing does.
     """
     folder = Path(package)
-    if not is_folder(folder) or not any(path.suffix in (".onnx", ".json") for path in folder.rglob("*")):
-        found = "a folder without graphs and configs" if is_folder(folder) else found_at(folder)
-        raise UsageError(f"expected a package folder, found {found}", where=str(folder), fix="pass the folder's path")
-    opened, findings, manifest = _examine(folder)
+    opened = open_folder(folder)
+    if not is_entry(folder / MANIFEST_FILE):
+        refuse_empty(opened)
+    findings, manifest = _examine(opened)
     repairs = plan_repairs(opened, findings, manifest)
     diagnoses = _told(findings, repairs)
     report = DoctorReport(real_path(folder).name, diagnoses, unified_patch(folder, repairs))
@@ -103,17 +104,16 @@ def doctor(
         left = _repair_again(staging, manifest, written)
         if manifest is not None:
             _refresh(staging, manifest, written)
-            left = _told(_examine(staging)[1], Repairs())
+            left = _told(_examine(open_package(staging))[0], Repairs())
     return replace(report, copied_to=target.name, left=left)
 
 
-def _examine(folder: Path) -> tuple[OpenedPackage, list[Finding], Manifest | None]:
+def _examine(opened: OpenedPackage) -> tuple[list[Finding], Manifest | None]:
     """Everything that is wrong, most severe first, and the manifest if it can be trusted."""
-    opened = open_package(folder)
     _, found = check_package(opened, load_contract(detect_contract(opened)), config_provider(opened))
-    manifest, faults = _manifest_faults(folder)
+    manifest, faults = _manifest_faults(opened.folder)
     everything = [*found, *file_findings(faults, found), *further_findings(opened, manifest)]
-    return opened, list(most_severe_first(everything)), manifest
+    return list(most_severe_first(everything)), manifest
 
 
 def _manifest_faults(folder: Path) -> tuple[Manifest | None, list[FileFault]]:

@@ -42,15 +42,8 @@ def validate(
     raises.
     """
     folder = Path(package)
-    if not is_folder(folder):
-        kind = found_at(folder)
-        raise UsageError(
-            f"expected a package folder, found {kind} at {folder}",
-            where="PACKAGE",
-            fix="give the folder that holds genai_config.json; phi4mm inspect reads single .onnx files",
-        )
-    opened = open_package(folder)
-    _refuse_empty(opened)
+    opened = open_folder(folder)
+    refuse_empty(opened)
     asked = config_provider(opened) if provider is None else _provider(provider)
     wanted = load_contract(detect_contract(opened) if contract == AUTO else contract)
     rows, findings = check_package(opened, wanted, asked)
@@ -60,7 +53,19 @@ def validate(
     return Report(real_path(folder).name, wanted.variant, most_severe_first(findings), rows, tuple(facts.items()))
 
 
-def _refuse_empty(package: OpenedPackage) -> None:
+def open_folder(folder: Path) -> OpenedPackage:
+    """The package in a folder, as far as it can be read. Raises UsageError for a path that is no folder."""
+    if not is_folder(folder):
+        raise UsageError(
+            f"expected a package folder, found {found_at(folder)}",
+            where=str(folder),
+            fix="give the folder that holds genai_config.json; phi4mm inspect reads single .onnx files",
+        )
+    return open_package(folder)
+
+
+def refuse_empty(package: OpenedPackage) -> None:
+    """Raise UsageError for a folder in which nothing of a package was found; a checkpoint is called one."""
     if not package.config and not package.graphs and not package.others and not package.findings[1:]:
         if any(package.folder.glob("*.safetensors")):
             raise UsageError(

@@ -98,6 +98,12 @@ def test_a_target_inside_the_package_and_a_path_that_is_no_package_are_usage_err
     assert _run(tmp_path / "empty").exit_code == 2
 
 
+def test_a_checkpoint_is_called_one(tiny_checkpoint: Path) -> None:
+    result = _run(tiny_checkpoint)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "found a checkpoint, expected a package" in result.stderr
+
+
 def test_json_is_one_document(package: Path) -> None:
     edit_config(package, lambda c: c["model"].update(foo=1))
     document = json.loads(_run(package, "--json").stdout)

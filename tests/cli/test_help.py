@@ -48,8 +48,11 @@ def test_export_shows_how_to_name_an_adapter_folder() -> None:
     assert "--adapter-path vision=" in _help("export")
 
 
-def test_inspect_says_that_it_takes_onnx_files() -> None:
+def test_inspect_and_diff_say_that_they_take_onnx_files() -> None:
     assert "an ONNX file" in _help("inspect")
+    every = " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
+    assert "inspect Say what a checkpoint, a package or an ONNX file is." in every
+    assert "two packages or ONNX files" in every
 
 
 @pytest.mark.parametrize(
