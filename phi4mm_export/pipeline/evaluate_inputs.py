@@ -118,7 +118,11 @@ def _found(package: RunPackage, sources: Sources) -> list[PromptFiles]:
         prompts = find_prompts(BUILTIN, sources.num_samples or BUILTIN_COUNT, sources.seed)
         has_speech = package.graph(Component.SPEECH) is not None
         return [prompt for prompt in prompts if has_speech or not prompt.audios]
-    prompts = [prompt for source in sources.prompts for prompt in _prompts(source, sources)]
+    prompts = [
+        prompt
+        for source in sources.prompts
+        for prompt in find_prompts(source, sources.num_samples, sources.seed, option="--prompts")
+    ]
     images = _media(sources.images, SampleKind.IMAGE, "--images", sources)
     clips = _media(sources.audio, SampleKind.AUDIO, "--audio", sources)
     prompts += [PromptFiles(file.name, TASK_FOR_IMAGE, images=(file,)) for file in images]
@@ -129,13 +133,6 @@ def _found(package: RunPackage, sources: Sources) -> list[PromptFiles]:
     if any(prompt.audios for prompt in prompts) and package.graph(Component.SPEECH) is None:
         raise PackageError("an audio file was passed, and the package has no speech graph", where="genai_config.json")
     return prompts
-
-
-def _prompts(source: str, sources: Sources) -> list[PromptFiles]:
-    try:
-        return find_prompts(source, sources.num_samples, sources.seed)
-    except UsageError as err:
-        raise UsageError(err.what, where=err.where.replace("--calibration", "--prompts"), fix=err.fix) from err
 
 
 def _media(given: Iterable[str], kind: SampleKind, option: str, sources: Sources) -> list[CalibrationFile]:

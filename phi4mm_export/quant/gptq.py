@@ -24,7 +24,7 @@ from phi4mm_export.quant.scales import Choice, Corner, best_choices
 from phi4mm_export.quant.settings import Order
 from phi4mm_export.weights.exact import F64
 
-FINALISTS = 3
+FINALISTS = 6
 """Scales of a block for which its rows are really rounded in turn, before one is taken."""
 COLUMNS = 512
 """Outputs solved together; a fixed number, so that bytes do not depend on how many workers there are."""

@@ -98,11 +98,16 @@ class TextCalibrationReader(Samples):
         super().__init__(SamplePlan(names, make, digests, left_out, tuple(faults)))
 
 
-def find_prompts(source: Path | str, num_samples: int | None = None, seed: int = 0) -> list[PromptFiles]:
-    """The prompts of a source, files of one name (apart from the ending) put together, in the order of the source."""
+def find_prompts(
+    source: Path | str, num_samples: int | None = None, seed: int = 0, *, option: str = "--calibration"
+) -> list[PromptFiles]:
+    """The prompts of a source, files of one name (apart from the ending) put together, in the order of the source.
+
+    option: who asked, as messages name it.
+    """
     if str(source) == BUILTIN:
-        return _grouped(builtin_files(SampleKind.PROMPT, num_samples or DEFAULT_COUNT, seed))
-    prompts = _grouped(find_files(source, SampleKind.PROMPT).files)
+        return _grouped(builtin_files(SampleKind.PROMPT, num_samples or DEFAULT_COUNT, seed), option)
+    prompts = _grouped(find_files(source, SampleKind.PROMPT, option=option).files, option)
     return [prompts[index] for index in choose([prompt.name for prompt in prompts], num_samples, seed)]
 
 
@@ -196,7 +201,7 @@ def _spooled(folder: Path, index: int) -> Path:
     return folder / f"prompt-{index:06d}.npz"
 
 
-def _grouped(files: Sequence[CalibrationFile]) -> list[PromptFiles]:
+def _grouped(files: Sequence[CalibrationFile], option: str) -> list[PromptFiles]:
     groups: dict[str, list[CalibrationFile]] = {}
     for file in files:
         key = file.name if file.suffix == ".jsonl" else file.name[: len(file.name) - len(file.suffix)]
@@ -214,7 +219,7 @@ def _grouped(files: Sequence[CalibrationFile]) -> list[PromptFiles]:
         unknown = [file.name for file in members if file not in (*texts, *images, *audios)]
         if unknown:
             raise UsageError(
-                f"expected a prompt (.txt, .jsonl), a picture or a clip, found {some(unknown)}", where="--calibration"
+                f"expected a prompt (.txt, .jsonl), a picture or a clip, found {some(unknown)}", where=option
             )
         prompts.append(PromptFiles(members[0].name, texts[0] if texts else None, images, audios))
     return prompts

@@ -290,6 +290,16 @@ def test_all_other_options_are_taken(model: Path, feeds: Path, tmp_path: Path) -
     assert names(tmp_path / "work") == ["phi4mm-work"]
 
 
+def test_what_a_killed_run_left_is_used_by_the_next_and_removed(model: Path, feeds: Path, tmp_path: Path) -> None:
+    first = quantize(model, tmp_path / "first.onnx", calibration=feeds, work_dir=tmp_path / "kept")
+    (tmp_path / "kept" / "phi4mm-work").rename(tmp_path / ".second.onnx.work")
+    (tmp_path / ".second.onnx.work" / "samples" / "half").write_bytes(b"of a sample")
+    second = quantize(model, tmp_path / "second.onnx", calibration=feeds)
+    assert (first.reused, second.reused) == (0, 2)
+    assert (tmp_path / "first.onnx.data").read_bytes() == (tmp_path / "second.onnx.data").read_bytes()
+    assert ".second.onnx.work" not in names(tmp_path)
+
+
 def test_kept_statistics_give_the_same_bytes_without_samples(model: Path, feeds: Path, tmp_path: Path) -> None:
     kept = tmp_path / "statistics"
     first = run(model, "-o", tmp_path / "a.onnx", "--calibration", feeds, "--save-statistics", kept)
