@@ -61,6 +61,7 @@ VARIANTS: dict[str, QuantSettings] = {
     "RTN 128": replace(BASE, block_size=128),
     "GPTQ 32": replace(BASE, method=Method.GPTQ, block_size=32),
     "GPTQ 128": replace(BASE, method=Method.GPTQ, block_size=128),
+    "GPTQ 128 rotated": replace(BASE, method=Method.GPTQ, block_size=128, rotate=True),
     "INT8": replace(BASE, bits=8, block_size=128),
     "RTN 32 asymmetric": replace(BASE, block_size=32, symmetric=False),
     "GPTQ 32 asymmetric": replace(BASE, method=Method.GPTQ, block_size=32, symmetric=False),
