@@ -33,6 +33,8 @@ CHAIN = Path(__file__).resolve().parent / "repro_chain.py"
 SIGKILLED = -9
 CHUNK = 1 << 20
 REPORT_EVERY = 10
+RECIPE = "int8-gptq"
+"""The named recipe that is built too: the published build."""
 Digests = Mapping[str, str]
 
 
@@ -139,6 +141,9 @@ def compare_all(scratch: Path, options: argparse.Namespace) -> None:
         ]
         count_same(bench, [(v, True) for v in again], plain, options.jobs, tally)
         print(f"{len(again)} runs that calibrate anew on this machine, one digest: {digest_of(plain)}", flush=True)
+        around = [Variation("plain"), *processors(short=True)[-1:], *surroundings(scratch)[-1:]]
+        built = count_built(bench, around, options.jobs)
+        print(f"{len(around)} packages of the recipe {RECIPE}, one digest: {digest_of(built)}", flush=True)
     kills = kill_points(calls, short=options.short)
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda kill: killed_and_resumed(bench, first, kill), kills))
@@ -174,6 +179,32 @@ def count_same(
             tally.note(said)
             if tally.runs % REPORT_EVERY == 0:
                 print(f"  {tally.runs} builds are the same", flush=True)
+
+
+def count_built(bench: Bench, variations: Sequence[Variation], jobs: int) -> Digests:
+    """Build the named recipe from saved statistics under a few variations; every byte must be as in the first."""
+    statistics = bench.scratch / "statistics-build"
+    saving, words = bench.scratch / "saving", ["build", RECIPE, "--model", str(bench.checkpoint), "--quiet"]
+    words += ["-o", str(saving), "--calibration", "builtin", "--save-statistics", str(statistics)]
+    run(bench, [words], Variation("build"))
+    shutil.rmtree(saving)
+
+    def one(numbered: tuple[int, Variation]) -> Path:
+        number, variation = numbered
+        out = bench.scratch / f"recipe-{number}"
+        with placed(bench, out, variation) as (model, place):
+            words = ["build", RECIPE, "--model", str(model), "-o", str(place / "built"), "--quiet"]
+            run(bench, [[*words, "--statistics", str(statistics)]], variation, place)
+            if place != out:
+                place.rename(out)
+        return out
+
+    with ThreadPoolExecutor(jobs) as pool:
+        outs = list(pool.map(one, enumerate(variations)))
+    found = [digests(out, "built") for out in outs]
+    for number, variation in enumerate(variations):
+        compare(found[0], found[number], outs[0], outs[number], f"{RECIPE}, {variation.name}")
+    return found[0]
 
 
 def build(

@@ -45,7 +45,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
     return folder
 
 
-FILES = {"exported/a": b"12345", "exported/b": b"x", "quantized/c": b"y"}
+FILES = {"exported/a": b"12345", "exported/b": b"x", "quantized/c": b"y", "built/d": b"z"}
 
 
 def test_the_first_file_that_differs_is_named_with_its_variation_and_place(repro: ModuleType, tmp_path: Path) -> None:
@@ -224,11 +224,10 @@ def fake(repro: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return -signal.SIGKILL, {}, ""
         files = FILES | ({"exported/b": b"?"} if variation.name in wrong else {})
         for command in commands:
-            part = {"export": "exported", "quantize": "quantized"}.get(command[0])
-            folder = Path(command[command.index("-o") + 1]).parent if part else None
-            for name, data in files.items():
-                if folder is not None and part is not None and name.startswith(part):
-                    write(folder, {name: data})
+            if command[0] != "synth":
+                target = Path(command[command.index("-o") + 1])
+                write(target.parent, {n: data for n, data in files.items() if n.startswith(target.name)})
+                target.mkdir(exist_ok=True)
         said = {"kernel": "K", "factor": "d", "canaries": {"exp": variation.name}, "calls": {"export": {"a tensor": 2}}}
         return 0, said, ""
 
@@ -238,8 +237,10 @@ def fake(repro: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def compare_all(repro: ModuleType, tmp_path: Path, *, short: bool = True) -> None:
-    options = argparse.Namespace(checkpoint=tmp_path, samples=2, short=short, jobs=2)
-    repro.compare_all(tmp_path, options)
+    for name in ("model", "scratch"):
+        (tmp_path / name).mkdir()
+    options = argparse.Namespace(checkpoint=tmp_path / "model", samples=2, short=short, jobs=2)
+    repro.compare_all(tmp_path / "scratch", options)
 
 
 @pytest.mark.subprocess
@@ -249,8 +250,20 @@ def test_equal_builds_give_one_digest_and_a_count(
 ) -> None:
     compare_all(repro, tmp_path)
     said = capsys.readouterr().out
-    assert f"variations, one digest: {repro.digest_of(repro.digests(tmp_path / 'first'))}" in said
+    assert f"variations, one digest: {repro.digest_of(repro.digests(tmp_path / 'scratch' / 'first'))}" in said
     assert "2 runs killed and run again, the same digest" in said
+
+
+@pytest.mark.subprocess
+@pytest.mark.usefixtures("fake")
+def test_the_long_form_also_calibrates_anew_and_builds_the_published_recipe(
+    repro: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare_all(repro, tmp_path, short=False)
+    said = capsys.readouterr().out
+    assert "runs that calibrate anew on this machine, one digest" in said
+    assert "3 packages of the recipe int8-gptq, one digest" in said
+    assert "  20 builds are the same" in said
 
 
 @pytest.mark.subprocess
