@@ -214,6 +214,8 @@ def _empty_tensor(name: str, like: onnx.ValueInfoProto) -> onnx.TensorProto:
 
 
 def _named_file(package: RunPackage, message: str, otherwise: str) -> str:
+    if "tokenizer class" in message:
+        return f"{TOKENIZER_CONFIG_FILE}: tokenizer_class"
     names = [part.name for kind in PROCESSOR_KEYS if (part := package.processor_file(kind))]
     names += [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE]
     files = [file for part in Component if (file := package.graph(part)) is not None]

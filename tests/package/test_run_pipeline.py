@@ -207,6 +207,15 @@ def test_a_broken_processor_or_tokenizer_file_is_named(copied: Path, name: str) 
     assert caught.value.where == name
 
 
+def test_a_tokenizer_class_that_the_runtime_does_not_know_is_named_with_its_key(copied: Path) -> None:
+    settings = json.loads((copied / "tokenizer_config.json").read_text())
+    (copied / "tokenizer_config.json").unlink()
+    (copied / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "AutoTokenizer"}))
+    with pytest.raises(PackageError) as caught:
+        run(copied, prompt="Hi")
+    assert caught.value.where == "tokenizer_config.json: tokenizer_class"
+
+
 def test_missing_external_data_is_a_package_error_with_the_graph(copied: Path) -> None:
     (copied / "phi-4-mm-speech.onnx.data").unlink()
     with pytest.raises(PackageError) as caught:
