@@ -116,8 +116,9 @@ def _front_matter(facts: CardFacts) -> Iterable[tuple[str, Any]]:
     yield "license", card.license or source.license or UNKNOWN_LICENSE
     if not card.license and source.license_name:
         yield "license_name", source.license_name
-    if not card.license and source.license_link:
-        yield "license_link", source.license_link
+    link = source.license_link or (source.license_text[0] if source.license_text else None)
+    if not card.license and link:
+        yield "license_link", link
     base = base_model(facts)
     if base is not None:
         yield "base_model", base

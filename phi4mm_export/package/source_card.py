@@ -20,6 +20,8 @@ from phi4mm_export.spec.json_text import parse_json
 from phi4mm_export.spec.on_disk import is_file
 
 CARD_FILE = "README.md"
+LICENSE_FILES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "COPYING")
+"""Where a source keeps the text of its licence; the first that is there counts."""
 MAX_NBYTES = 1 << 20
 """Larger cards are not read."""
 MAX_TEXT = 200
@@ -29,7 +31,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCI
 
 @dataclass(frozen=True)
 class SourceCard:
-    """None where the source does not say. `file` is the card that was read, None if there is none."""
+    """None where the source does not say. `file` is the card that was read, None if there is none; `license_text` the
+    name and bytes of the source's licence."""
 
     license: str | None = None
     license_name: str | None = None
@@ -37,6 +40,7 @@ class SourceCard:
     base_model: str | None = None
     pipeline_tag: str | None = None
     file: WrittenFile | None = None
+    license_text: tuple[str, bytes] | None = None
 
 
 def read_source_card(folder: Path) -> SourceCard:
@@ -52,7 +56,13 @@ def read_source_card(folder: Path) -> SourceCard:
         base_model=named if isinstance(named, str) and _HUB_ID.fullmatch(named) else None,
         pipeline_tag=said.get("pipeline_tag"),
         file=None if data is None else WrittenFile(CARD_FILE, len(data), hashlib.sha256(data).hexdigest()),
+        license_text=_license_text(folder),
     )
+
+
+def _license_text(folder: Path) -> tuple[str, bytes] | None:
+    found = ((name, _plain_file(folder / name)) for name in LICENSE_FILES)
+    return next(((name, data) for name, data in found if data), None)
 
 
 def front_matter(data: bytes) -> dict[str, str]:

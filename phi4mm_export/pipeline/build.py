@@ -6,6 +6,7 @@ Everything happens in one staging folder; finished stages are used again by cont
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,62 +24,36 @@ from phi4mm_export.package.manifest import (
     Manifest,
     Reproducibility,
     changed_manifest,
+    file_entries,
     write_manifest,
 )
 from phi4mm_export.package.manifest_read import read_manifest
 from phi4mm_export.package.model_card import CARD_FILE
 from phi4mm_export.package.publish import check_target, staged
-from phi4mm_export.package.source_card import SourceCard, read_source_card
+from phi4mm_export.package.source_card import LICENSE_FILES, SourceCard, read_source_card
 from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
 from phi4mm_export.package.write import WrittenFile, write_file
 from phi4mm_export.pipeline.build_card import card_entry, card_text
 from phi4mm_export.pipeline.build_measure import EVALUATE, Measured, check_comparison, measure
 from phi4mm_export.pipeline.build_quantize import OnLayer, QuantizeStep, quantized, same_samples
+from phi4mm_export.pipeline.build_settings import BuildSettings as BuildSettings
+from phi4mm_export.pipeline.build_settings import Expected as Expected
+from phi4mm_export.pipeline.build_settings import check_statistics, statistics_of
 from phi4mm_export.pipeline.build_stages import Stage, Stages, deliver, open_stages, stage_key
 from phi4mm_export.pipeline.export import ExportSettings, check_staged, export, model_id
 from phi4mm_export.pipeline.export_source import OpenedModel, open_model
 from phi4mm_export.pipeline.quantize import default_rotation
 from phi4mm_export.quant.settings import Method
-from phi4mm_export.spec.build_recipe import AGAINST_MODEL, BuildRecipe, QuantizeMethod, check_places
+from phi4mm_export.spec.build_recipe import AGAINST_MODEL, BuildRecipe, check_places
 from phi4mm_export.spec.build_recipe_read import read_recipe
-from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.model import Role
-from phi4mm_export.spec.on_disk import exists, home_expanded, is_folder
+from phi4mm_export.spec.on_disk import home_expanded
 
 EXPORT = "export"
 OnStage = Callable[[str], None]
 """Called with one line before each stage."""
 OnBytes = Callable[[int, int], None]
 """Called with the bytes exported so far and in all."""
-
-
-@dataclass(frozen=True)
-class BuildSettings:
-    """How the work is done. memory_limit in bytes.
-
-    statistics: a folder in which an earlier build kept its Hessians (save_statistics), one folder a graph: with them
-    the quantized graphs are the same on every machine, and the manifest says so. Nothing else here changes a byte.
-    stream: read a hub model in ranges instead of fetching it; then there are no weights on disk to compare with.
-    """
-
-    revision: str | None = None
-    stream: bool = False
-    jobs: int | None = None
-    memory_limit: int | None = None
-    work_dir: Path | None = None
-    overwrite: bool = False
-    statistics: Path | None = None
-    save_statistics: Path | None = None
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a rebuild must start from: the input files, and per graph the digests of the calibration samples."""
-
-    inputs: tuple[InputEntry, ...]
-    samples: Mapping[Component, tuple[str, ...]]
-    check: Callable[[tuple[InputEntry, ...], tuple[InputEntry, ...]], None]
-    """Called with the expected and the found inputs before anything is written; raises for another model."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +105,8 @@ class _Job:
                 choices.calibration or self.recipe.calibration,
                 self.settings.jobs,
                 None if self.expected is None else self.expected.samples.get(component, ()),
-                _part(self.settings.statistics, component),
-                _part(self.settings.save_statistics, component),
+                statistics_of(self.settings.statistics, component),
+                statistics_of(self.settings.save_statistics, component),
                 self.on_layer,
             )
             for component, choices in self.recipe.quantize.items()
@@ -167,7 +142,7 @@ def build(
     chosen = replace(chosen, calibration=chosen.calibration if calibration is None else str(calibration))
     how = settings or BuildSettings()
     check_places(chosen, with_statistics=how.statistics is not None)
-    _check_statistics(chosen, how)
+    check_statistics(chosen, how)
     if how.stream and chosen.evaluate.against == AGAINST_MODEL:
         raise UsageError(
             "a streamed model has no weights on disk that a package could be compared with",
@@ -204,7 +179,7 @@ def build(
             check_comparison(chosen, opened.folder, job.adapter_paths, output.parent)
         if expected is not None:
             job.on_stage("comparing the model with the recorded one")
-            expected.check(expected.inputs, _inputs(job))
+            expected.check(expected.inputs, (*_inputs(job), *_described(job.source)))
         package = stack.enter_context(staged(output, overwrite=how.overwrite, keep_left=True))
         names = (EXPORT, *(step.name for step in job.steps))
         stages = stack.enter_context(open_stages(package, how.work_dir, names))
@@ -221,31 +196,6 @@ def _with_rotation(recipe: BuildRecipe) -> BuildRecipe:
         for part, each in recipe.quantize.items()
     }
     return replace(recipe, quantize=quantize)
-
-
-def _part(folder: Path | None, component: Component) -> Path | None:
-    """The folder of one graph's statistics."""
-    return None if folder is None else home_expanded(folder).absolute() / component.value
-
-
-def _check_statistics(recipe: BuildRecipe, how: BuildSettings) -> None:
-    """Raise UsageError for a graph without kept statistics, and for a folder that would be written over."""
-    for component, choices in recipe.quantize.items():
-        if choices.method is not QuantizeMethod.GPTQ:
-            continue
-        kept, place = _part(how.statistics, component), _part(how.save_statistics, component)
-        if kept is not None and not is_folder(kept):
-            raise UsageError(
-                f"expected the {component} graph's statistics, found no folder",
-                where=f"--statistics {kept}",
-                fix="name the folder that an earlier build was given as --save-statistics",
-            )
-        if place is not None and (kept is not None or is_folder(place)):
-            raise UsageError(
-                f"the {component} graph's statistics are there already",
-                where=f"--save-statistics {place}",
-                fix="name another folder",
-            )
 
 
 def _given(value: str | Path | None, key: str, option: str) -> str | Path:
@@ -271,11 +221,11 @@ def _last_stage(job: _Job, stages: Stages, names: Sequence[str]) -> tuple[Stage,
 
 
 def _with_card(model: str, folder: Path) -> Path:
-    """The checkpoint's folder; of a hub model, with the model card, which an export alone does not fetch."""
+    """The checkpoint's folder; of a hub model, with card and licence, which an export alone does not fetch."""
     named, commit = model_id(model), snapshot_commit(folder)
-    if named is None or commit is None or exists(folder / CARD_FILE):
+    if named is None or commit is None:
         return folder
-    return fetch_checkpoint(named, revision=commit, patterns=(CARD_FILE,))
+    return fetch_checkpoint(named, revision=commit, patterns=(CARD_FILE, *LICENSE_FILES))
 
 
 def _left_stage(job: _Job, stages: Stages, names: Sequence[str]) -> Stage | None:
@@ -362,9 +312,11 @@ def _finish(
         on_stage=job.on_stage,
     )
     job.on_stage("writing the model card and the manifest")
-    manifest = read_manifest(last.folder)
+    manifest, licence = read_manifest(last.folder), job.source.license_text
+    added = [write_file(package, *licence)] if licence else []
+    manifest = changed_manifest(manifest, (*manifest.files, *file_entries(added)))
     text = card_text(last.folder, manifest, job.recipe, job.source, measured)
-    files = deliver(last, package, left_out=(MANIFEST_FILE, SUMS_FILE))
+    files = [*deliver(last, package, left_out=(MANIFEST_FILE, SUMS_FILE)), *added]
     card = write_file(package, CARD_FILE, text.encode("utf-8"))
     manifest = changed_manifest(
         manifest,
@@ -380,10 +332,18 @@ def _finish(
 
 
 def _source(manifest: Manifest, card: SourceCard) -> Any:
-    """The manifest's source with the card that was read for licence and names."""
+    """The manifest's source with the card that was read, and the licence."""
     source = manifest.source
-    if source is None or card.file is None:
+    if source is None:
         return source
-    entry = InputEntry(name=card.file.name, size=card.file.nbytes, sha256=card.file.sha256)
-    files = tuple(sorted((*source.files, entry), key=lambda each: each.name))
+    files = tuple(sorted((*source.files, *_described(card)), key=lambda each: each.name))
     return source.model_copy(update={"files": files})
+
+
+def _described(card: SourceCard) -> list[InputEntry]:
+    """The source's card and licence as inputs."""
+    found = [] if card.file is None else [InputEntry(name=CARD_FILE, size=card.file.nbytes, sha256=card.file.sha256)]
+    if card.license_text is not None:
+        name, data = card.license_text
+        found.append(InputEntry(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest()))
+    return found

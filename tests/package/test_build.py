@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from phi4mm_export.cli.app import app
 from phi4mm_export.errors import QualityError, SystemLimitError, UsageError
 from phi4mm_export.package.manifest_read import read_manifest
+from phi4mm_export.package.source_card import front_matter
 from phi4mm_export.pipeline import build as build_module
 from phi4mm_export.pipeline import build_measure
 from phi4mm_export.pipeline.build import BuildSettings, build
@@ -24,6 +25,7 @@ from phi4mm_export.pipeline.build_stages import Stages
 from phi4mm_export.pipeline.doctor import doctor
 from phi4mm_export.pipeline.inspect import inspect
 from phi4mm_export.pipeline.plan import plan
+from phi4mm_export.pipeline.rebuild import rebuild
 from phi4mm_export.pipeline.validate import validate
 from phi4mm_export.pipeline.verify import verify
 from phi4mm_export.spec.build_recipe import BuildRecipe, QuantizeChoices, QuantizeMethod
@@ -115,20 +117,27 @@ def test_a_build_that_fails_late_leaves_nothing_but_its_work_folder_from_which_t
     assert [path.name for path in (tmp_path / "work").iterdir()] == []
 
 
-def test_model_and_output_may_stand_in_the_recipe_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    text = f'name = "mine"\nmodel = "{tiny_checkpoint}"\noutput = "out"\n[export]\nembedding_precision = "int8"\n'
+def test_a_recipe_file_names_model_and_output_and_the_licence_of_the_source_goes_with_the_package(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny_checkpoint, source)
+    (source / "README.md").write_text("---\nlicense: mit\n---\n", encoding="utf-8")
+    (source / "LICENSE").write_text("Permission is hereby granted\n", encoding="utf-8")
+    text = 'name = "mine"\nmodel = "source"\noutput = "out"\n[export]\nembedding_precision = "int8"\n'
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
 
     result = run("build", tmp_path / "mine.toml", "--json")
 
     report = json.loads(result.stdout)
-    assert result.exit_code == 0
-    assert report["path"] == str(tmp_path / "out")
-    assert report["reproducibility"] == "exact"
-    assert report["recipe"]["name"] == "mine"
-    assert "model" not in report["recipe"]
-    assert verify(tmp_path / "out").ok
-    assert "Made for the CPU" in card_of(tmp_path / "out")
+    assert (result.exit_code, report["path"], report["reproducibility"]) == (0, str(out), "exact")
+    assert (report["recipe"]["name"], "model" in report["recipe"]) == ("mine", False)
+    assert verify(out).ok
+    assert (out / "LICENSE").read_bytes() == (source / "LICENSE").read_bytes()
+    said = front_matter((out / "README.md").read_bytes())
+    assert (said["license"], said["license_link"]) == ("mit", "LICENSE")
+    assert "Made for the CPU" in card_of(out)
+    assert rebuild(out, model=source).same
 
 
 @pytest.mark.parametrize(

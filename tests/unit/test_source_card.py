@@ -80,3 +80,10 @@ def test_a_card_or_config_that_cannot_be_read_says_nothing(tmp_path: Path) -> No
 
     assert read_source_card(tmp_path) == SourceCard()
     assert read_source_card(tmp_path / "nowhere") == SourceCard()
+
+
+def test_the_text_of_the_licence_is_taken_under_its_own_name_and_an_empty_one_is_none(tmp_path: Path) -> None:
+    (tmp_path / "LICENSE").write_bytes(b"")
+    (tmp_path / "COPYING").write_bytes(b"text")
+
+    assert read_source_card(tmp_path).license_text == ("COPYING", b"text")
