@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.syscalls import Watch, watched
 
 from phi4mm_export.errors import SystemLimitError, UsageError
 from phi4mm_export.package import publish as publish_module
 from phi4mm_export.package.claim import PREVIOUS, claim_path
-from phi4mm_export.package.publish import kept_folder, left_folder, publish, recover, staged
+from phi4mm_export.package.publish import kept_folder, left_folder, publish, recover, staged, sync_tree
 
 CONFIG = "genai_config.json"
 
@@ -241,6 +242,35 @@ def test_a_failed_exchange_puts_the_new_package_back_into_the_work_folder(
     assert _neighbours(tmp_path) == ({"out", ".out.staging"} if old else {".out.staging"})
     if old:
         assert (tmp_path / "out" / CONFIG).read_text() == "old"
+
+
+def test_a_target_that_another_run_renamed_into_place_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = _work_of_a_dead_run(tmp_path / "out")
+    _package(work / "package", "new")
+    monkeypatch.setattr(publish_module, "sync_way_to", lambda _work: _package(tmp_path / "out", "another"))
+    monkeypatch.setattr(publish_module, "is_entry", lambda path: path.name != "out" and path.exists())
+    with pytest.raises(SystemLimitError, match="another run published this target meanwhile"):
+        publish(work, tmp_path / "out")
+    assert (tmp_path / "out" / CONFIG).read_text() == "another"
+
+
+def test_every_file_is_synced_before_its_folder_and_every_folder_before_the_one_above(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("a/b/deep", "a/file", "top"):
+        (tmp_path / name).touch()
+    with watched(Watch(tmp_path, record=True)) as watch:
+        sync_tree(tmp_path)
+    synced = [op.path for op in watch.ops if op.call == "fsync"]
+    assert synced == ["a/b/deep", "a/file", "a/b", "top", "a", ""]
+
+
+def test_a_dead_runs_work_is_gone_before_the_block_starts_unless_it_was_asked_for(tmp_path: Path) -> None:
+    (_work_of_a_dead_run(tmp_path / "out") / "kept").mkdir()
+    with staged(tmp_path / "out", overwrite=False) as folder:
+        assert not left_folder(folder).exists()
+        (folder / CONFIG).write_text("new")
 
 
 def test_what_is_worth_keeping_lies_beside_the_folder_that_is_filled(tmp_path: Path) -> None:
