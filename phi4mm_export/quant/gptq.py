@@ -124,10 +124,10 @@ def _round_block(target: F64, block: _Block, grid: Grid, math: Arithmetic) -> tu
     width = target.shape[1]
     choice = best_choices(target, block.corner, grid, math, FINALISTS)
     several = np.tile(target, (1, len(choice.scale)))
-    scale, zero = choice.scale.reshape(-1), choice.zero.reshape(-1)
+    scale, zero = choice.scale.ravel(), choice.zero.ravel()
     q = _round_rows(several, block.feedback, Choice(scale, zero), grid, math)
     gap = math.coarse(block.corner.turned, several - q * scale)
-    loss = np.add.reduce(gap * gap, axis=0).reshape(-1, width)
+    loss = np.add.reduce(gap * gap, axis=0).reshape(len(choice.scale), width)
     best = np.argmin(loss, axis=0) * width + np.arange(width)
     return q[:, best], scale[best], zero[best]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -75,6 +77,21 @@ def test_batches_of_columns_do_not_change_the_codes(monkeypatch: pytest.MonkeyPa
     single = solve(weight, hessian, grid)
     np.testing.assert_array_equal(whole.codes, single.codes)
     np.testing.assert_array_equal(whole.scales, single.scales)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_more_scales_rounded_in_turn_make_no_outputs_loss_larger_and_some_smaller(
+    monkeypatch: pytest.MonkeyPatch, symmetric: bool
+) -> None:
+    hessian, weight = problem(32, 200)
+    losses = []
+    for finalists in (1, 3, 6):
+        monkeypatch.setattr(gptq, "FINALISTS", finalists)
+        gap = solve(weight, hessian, Grid(4, 32, symmetric, np.dtype(np.float32))).values() - weight
+        losses.append(np.sum(gap * (hessian @ gap), axis=0))
+    for fewer, more in itertools.pairwise(losses):
+        assert (more <= fewer * (1 + 1e-5)).all()
+        assert (more < 0.999 * fewer).any()
 
 
 def test_any_number_of_workers_gives_the_same_codes(monkeypatch: pytest.MonkeyPatch) -> None:
