@@ -4,7 +4,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 if ! python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
     fail 6 "phi4mm action" "the lock file is for Python 3.11, found $(python --version 2>&1)"
 fi
-python -m venv "$home/venv"
+if ! python -m venv "$home/venv" > "$home/stderr" 2>&1; then
+    # A Python without ensurepip, as some systems have: its own pip fills the environment.
+    rm -rf "$home/venv"
+    python -m venv --without-pip "$home/venv"
+    python -m pip --python "$home/venv" install --quiet pip
+fi
 if [ -d "$home/venv/Scripts" ]; then bin=$home/venv/Scripts; else bin=$home/venv/bin; fi
 "$bin/python" -m pip install --quiet --require-hashes -r "$root/requirements-run.lock"
 "$bin/python" -m pip install --quiet --no-deps --no-build-isolation "$root"
