@@ -20,6 +20,7 @@ from phi4mm_export.runtime.package import RunPackage, open_package
 from phi4mm_export.spec.contract import Component, Provider
 from phi4mm_export.spec.on_disk import exists, home_expanded, is_folder
 from phi4mm_export.spec.recipe import CPU_ACCURACY_LEVEL, INT4_BLOCK, INT8_BLOCK
+from phi4mm_export.weights.self_test import check_arithmetic
 
 __all__ = ["QuantizeReport", "default_accuracy_level", "default_rotation", "quantize"]
 
@@ -65,10 +66,10 @@ def quantize(
 ) -> QuantizeReport:
     """Quantize one graph of a package (`source` a folder, `output` a new package) or a plain .onnx file.
 
-    reader: any object with `get_next()` in place of a calibration source. budget: bytes for all quantized weights.
-    Raises UsageError for gptq without samples and every fault of an option or a sample, QualityError when the gate says
-    no, CheckpointError for an unusable graph, PackageError for a broken package; then nothing stands under `output`.
+    reader: any object with `get_next()` in place of samples. budget: bytes for all quantized weights. Raises UsageError
+    for options and samples, QualityError by the gate, the others as their names say; then `output` is untouched.
     """
+    check_arithmetic()
     choice = SampleChoice(calibration, reader, validation, num_samples, skip_unreadable)
     algorithm, kind = str(getattr(method, "value", method)), _kind_of(method)
     _refuse_missing_samples(kind, choice, statistics)

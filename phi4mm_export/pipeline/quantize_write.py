@@ -29,7 +29,6 @@ from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.on_disk import exists, is_entry, is_file, real_path
-from phi4mm_export.weights.self_test import check_arithmetic
 
 Progress = Callable[[QuantizeProgress], None]
 WORK_NAME = "phi4mm-work"
@@ -101,7 +100,6 @@ class Request:
 
 def carry_out(request: Request) -> QuantizeReport:
     """Quantize, judge and publish. Raises as `quantize`; after an error nothing stands under the target's name."""
-    check_arithmetic()
     check_engine(request.engine, request.algorithm, request.settings)
     check_limit(request.max_rel_l2)
     target, package = request.target, request.package

@@ -397,8 +397,3 @@ def test_nothing_is_written_into_the_checkpoint(folder: Path) -> None:
     before = state()
     open_checkpoint(folder).close()
     assert state() == before
-
-
-@pytest.mark.parametrize("name", ["modèle fine-tuné №2 #1 100%", "-dash", "with space "])
-def test_awkward_folder_names_are_no_fault(tmp_path: Path, name: str) -> None:
-    open_checkpoint(str(ck.original().write(tmp_path / name)) + "/").close()

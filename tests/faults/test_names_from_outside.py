@@ -18,6 +18,7 @@ from support.packages import build_package, edit_config, edit_graph, named
 from support.sealed import seal
 from typer.testing import CliRunner
 
+from phi4mm_export.checkpoint.open import open_checkpoint
 from phi4mm_export.checkpoint.shards import read_shards
 from phi4mm_export.cli.app import app
 from phi4mm_export.errors import CheckpointError, UsageError
@@ -228,3 +229,8 @@ def test_a_folder_whose_name_is_no_text_is_inspected(tmp_path: Path) -> None:
         )
         assert (done.returncode, done.stderr) == (0, b"")
         assert b"m\\udcffdel" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["modèle fine-tuné №2 #1 100%", "-dash", "with space "])
+def test_awkward_folder_names_are_no_fault(tmp_path: Path, name: str) -> None:
+    open_checkpoint(str(checkpoints.original().write(tmp_path / name)) + "/").close()
