@@ -186,6 +186,7 @@ def count_built(bench: Bench, variations: Sequence[Variation], jobs: int) -> Dig
     statistics = bench.scratch / "statistics-build"
     saving, words = bench.scratch / "saving", ["build", RECIPE, "--model", str(bench.checkpoint), "--quiet"]
     words += ["-o", str(saving), "--calibration", "builtin", "--save-statistics", str(statistics)]
+    words += ["--set", f"quantize.vision.num_samples={bench.samples}"]
     run(bench, [words], Variation("build"))
     shutil.rmtree(saving)
 
@@ -312,9 +313,10 @@ def killed_and_resumed(bench: Bench, first: Digests, kill: Kill) -> None:
     code, _, complaint = attempt(bench, [command], variation, out, kill=order)
     if code != SIGKILLED:
         raise ReproError(f"{kill.name}: it was not killed, it ended with {code}: {complaint.strip()[-2000:]}")
-    if not (out / part).exists():
-        run(bench, [command], variation, out)
     expected = {path: digest for path, digest in first.items() if path.startswith(part)}
+    if (out / part).exists():
+        compare(expected, digests(out, part), bench.scratch / "first", out, kill.name)
+    run(bench, [[*command, "--overwrite"]], variation, out)
     compare(expected, digests(out, part), bench.scratch / "first", out, kill.name)
     left = [path.name for path in out.iterdir() if path.name.startswith(".")]
     if left:
