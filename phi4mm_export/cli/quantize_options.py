@@ -47,6 +47,14 @@ Rotate = Annotated[
         show_default=False,
     ),
 ]
+PadForCuda = Annotated[
+    bool | None,
+    typer.Option(
+        "--pad-for-cuda/--no-pad-for-cuda",
+        help="Whether hidden layers are widened for CUDA's fast kernel; default for packages served there.",
+        show_default=False,
+    ),
+]
 Exclude = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these in float; repeatable.")]
 Include = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Only these; repeatable.")]
 AccuracyLevel = Annotated[

@@ -16,7 +16,7 @@ from phi4mm_export.package.room import check_room
 from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.pipeline.build_stages import Stage, Stages, stage_key
 from phi4mm_export.pipeline.export import SIDE_NBYTES, default_jobs
-from phi4mm_export.pipeline.quantize import default_accuracy_level, default_rotation
+from phi4mm_export.pipeline.quantize import default_accuracy_level, default_padding, default_rotation
 from phi4mm_export.pipeline.quantize_checks import check_graph
 from phi4mm_export.pipeline.quantize_engines import Engine
 from phi4mm_export.pipeline.quantize_gate import Fidelity, GateReport
@@ -171,6 +171,7 @@ def _settings(step: QuantizeStep, package: RunPackage) -> QuantSettings:
         sequential=choices.sequential,
         bias_correction=choices.bias_correction,
         rotate=default_rotation(step.component, method) if rotate is None else rotate,
+        pad_for_cuda=default_padding(package),
         exclude=choices.exclude,
         include=choices.include,
         accuracy_level=default_accuracy_level(package, step.component) if level is None else level,

@@ -22,7 +22,7 @@ from phi4mm_export.spec.on_disk import exists, home_expanded, is_folder
 from phi4mm_export.spec.recipe import CPU_ACCURACY_LEVEL, INT4_BLOCK, INT8_BLOCK
 from phi4mm_export.weights.self_test import check_arithmetic
 
-__all__ = ["QuantizeReport", "default_accuracy_level", "default_rotation", "quantize"]
+__all__ = ["QuantizeReport", "default_accuracy_level", "default_padding", "default_rotation", "quantize"]
 
 DEFAULT_COMPONENT = Component.VISION
 """The graph that rounding to nearest ruins."""
@@ -49,6 +49,7 @@ def quantize(
     sequential: bool = True,
     bias_correction: bool = True,
     rotate: bool | None = None,
+    pad_for_cuda: bool | None = None,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
     accuracy_level: int | None = None,
@@ -70,8 +71,8 @@ def quantize(
     for options and samples, QualityError by the gate, the others as their names say; then `output` is untouched.
     """
     check_arithmetic()
-    choice = SampleChoice(calibration, reader, validation, num_samples, skip_unreadable)
     algorithm, kind = str(getattr(method, "value", method)), _kind_of(method)
+    choice = SampleChoice(calibration, reader, validation, num_samples, skip_unreadable)
     _refuse_missing_samples(kind, choice, statistics)
     package, graph, part = _open(home_expanded(source), component)
     settings = QuantSettings(
@@ -84,6 +85,7 @@ def quantize(
         sequential=sequential,
         bias_correction=bias_correction,
         rotate=default_rotation(part, kind, Engine(engine)) if rotate is None else rotate,
+        pad_for_cuda=default_padding(package, Engine(engine)) if pad_for_cuda is None else pad_for_cuda,
         exclude=tuple(exclude),
         include=tuple(include),
         accuracy_level=default_accuracy_level(package, part) if accuracy_level is None else accuracy_level,
@@ -103,11 +105,9 @@ def quantize(
             choice=choice,
             quality_gate=quality_gate,
             max_rel_l2=max_rel_l2,
-            statistics=None if statistics is None else Path(statistics),
-            save_statistics=None if save_statistics is None else Path(save_statistics),
-            work_dir=None if work_dir is None else Path(work_dir),
             overwrite=overwrite,
             progress=progress,
+            **_paths(statistics=statistics, save_statistics=save_statistics, work_dir=work_dir),
         )
     )
 
@@ -118,9 +118,19 @@ def default_accuracy_level(package: RunPackage | None, component: Component | No
     return CPU_ACCURACY_LEVEL if on_cpu and component is Component.DECODER else 0
 
 
+def default_padding(package: RunPackage | None, engine: Engine = Engine.NATIVE) -> bool:
+    """Whether hidden layers get the widths of CUDA's fast kernel: in packages that are served on CUDA."""
+    return engine is Engine.NATIVE and package is not None and Provider.CUDA in configured_providers(package)
+
+
 def default_rotation(component: Component | None, method: Method, engine: Engine = Engine.NATIVE) -> bool:
     """Whether inputs are rotated before calibrated products: not in a decoder, whose steps are of one token."""
     return method is Method.GPTQ and engine is Engine.NATIVE and component is not Component.DECODER
+
+
+def _paths(**given: str | Path | None) -> dict[str, Path | None]:
+    """Paths by name, whichever way they were given."""
+    return {name: None if path is None else Path(path) for name, path in given.items()}
 
 
 def _kind_of(method: Method | str) -> Method:

@@ -65,6 +65,7 @@ def check_engine(engine: Engine, algorithm: str, settings: QuantSettings) -> Non
             fix="use --engine native",
         )
     unheeded: dict[str, object] = {"--budget": settings.budget_nbytes, "--rotate": settings.rotate}
+    unheeded |= {"--pad-for-cuda": settings.pad_for_cuda}
     if engine is Engine.ONNXRUNTIME:
         unheeded |= {"--exclude": settings.exclude, "--include": settings.include}
     given = [option for option, value in unheeded.items() if value]

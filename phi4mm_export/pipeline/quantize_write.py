@@ -146,6 +146,7 @@ def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
         "sequential": settings.sequential,
         "bias_correction": settings.bias_correction,
         "rotate": settings.rotate,
+        "pad_for_cuda": settings.pad_for_cuda,
         "exclude": list(settings.exclude),
         "include": list(settings.include),
         "accuracy_level": settings.accuracy_level,

@@ -18,6 +18,7 @@ from phi4mm_export.quant.calibrate import Calibrated, Job, Samples, calibrate, c
 from phi4mm_export.quant.codes import Grid
 from phi4mm_export.quant.finished import Outcome, file_digests
 from phi4mm_export.quant.graph import read_graph
+from phi4mm_export.quant.padding import plan_padding
 from phi4mm_export.quant.rewrite import Replacement, write_quantized
 from phi4mm_export.quant.rotation import rotation_size
 from phi4mm_export.quant.settings import (
@@ -115,6 +116,7 @@ def quantize_graph(
             corrected_biases(job, result.outcomes),
             target,
             accuracy_level=settings.accuracy_level,
+            padding=plan_padding(graph, sites, grids, biases) if settings.pad_for_cuda else None,
         )
     reports = [(site.rank, _report(site, result.outcomes[site.label])) for site in sites]
     reports += [(item.rank, _kept(item)) for item in left]

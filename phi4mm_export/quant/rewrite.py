@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from phi4mm_export.package.write import DataFile, WrittenFile, write_file
 from phi4mm_export.quant.bias import Bias, BiasPlace
 from phi4mm_export.quant.codes import Codes, Grid
 from phi4mm_export.quant.graph import Graph, set_nodes, subgraphs
+from phi4mm_export.quant.padding import Padding
 from phi4mm_export.quant.rotation import rotation_matrix
 from phi4mm_export.quant.sites import Site
 from phi4mm_export.spec.contract import data_file_name
@@ -37,6 +38,19 @@ class Replacement:
     site: Site
     grid: Grid
     load: Callable[[], Codes]
+    inputs: int = 0
+    outputs: int = 0
+    """Padded widths; 0 for those of the site."""
+
+    @property
+    def in_features(self) -> int:
+        """Input channels of the node."""
+        return self.inputs or self.site.K
+
+    @property
+    def out_features(self) -> int:
+        """Outputs of the node."""
+        return self.outputs or self.site.N
 
 
 def write_quantized(
@@ -47,6 +61,7 @@ def write_quantized(
     target: Path,
     *,
     accuracy_level: int,
+    padding: Padding | None = None,
 ) -> tuple[WrittenFile, ...]:
     """Write `target` and its data file. biases: by site label; constants: new values of other float constants.
 
@@ -56,6 +71,12 @@ def write_quantized(
 
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
+    padding = padding or Padding()
+    _forget_shapes(model.graph, padding.values)
+    replacements = [
+        replace(r, inputs=padding.inputs.get(r.site.label, 0), outputs=padding.outputs.get(r.site.label, 0))
+        for r in replacements
+    ]
     gone = {replacement.site.weight for replacement in replacements}
     for replacement in replacements:
         bias = biases.get(replacement.site.label)
@@ -69,6 +90,9 @@ def write_quantized(
         out = DataFile(raw, data_name, lambda _count: None)
         for tensor in tensors:
             changed = constants.get(tensor.name)
+            if tensor.name in padding.vectors:
+                vector = graph.constant(tensor.name) if changed is None else changed
+                changed = np.pad(vector, (0, padding.vectors[tensor.name] - len(vector)))
             if changed is not None:
                 tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(changed), tensor.name)
             entries.append(_placed(out, graph, tensor, changed))
@@ -115,7 +139,10 @@ def _external(out: DataFile, spec: TensorSpec, pieces: Iterable[NDArray[Any]]) -
 
 def _write_codes(out: DataFile, replacement: Replacement) -> list[onnx.TensorProto]:
     """Codes [N, blocks, block * bits / 8], scales [N, blocks] and packed zero points [N, ceil(blocks * bits / 8)]."""
-    codes, weight = replacement.load(), replacement.site.weight
+    codes, weight = (
+        _padded(replacement.load(), replacement.in_features, replacement.out_features),
+        replacement.site.weight,
+    )
     arrays = {weight + _BITS: packed_codes(codes), weight + _SCALES: np.ascontiguousarray(codes.scales.T)}
     if codes.zeros is not None:
         arrays[weight + _ZEROS] = packed_zeros(codes)
@@ -123,6 +150,31 @@ def _write_codes(out: DataFile, replacement: Replacement) -> list[onnx.TensorPro
         _external(out, TensorSpec(name, ir.DataType.from_numpy(values.dtype), values.shape), [values])
         for name, values in arrays.items()
     ]
+
+
+def _padded(codes: Codes, size: int, width: int) -> Codes:
+    """Codes of more inputs and outputs, all of them zero."""
+    grid, (old_size, old_width) = codes.grid, codes.codes.shape
+    if (old_size, old_width) == (size, width):
+        return codes
+    more, blocks = width - old_width, grid.blocks(size) - grid.blocks(old_size)
+    zeros = codes.zeros
+    if zeros is not None:
+        zeros = np.pad(zeros, ((0, blocks), (0, more)), constant_values=grid.half)
+        filled = zeros[np.arange(old_size, size) // grid.block_size]
+    else:
+        filled = np.full((size - old_size, width), grid.half, np.uint8)
+    inner = np.pad(codes.codes, ((0, 0), (0, more)), constant_values=grid.half)
+    return Codes(grid, np.concatenate([inner, filled]), np.pad(codes.scales, ((0, blocks), (0, more))), zeros)
+
+
+def _forget_shapes(graph: onnx.GraphProto, values: frozenset[str]) -> None:
+    """Values that get wider lose their stated shapes."""
+    kept = [value for value in graph.value_info if value.name not in values]
+    if len(kept) < len(graph.value_info):
+        copies = [type(value).FromString(value.SerializeToString()) for value in kept]
+        del graph.value_info[:]
+        graph.value_info.extend(copies)
 
 
 def packed_codes(codes: Codes) -> NDArray[np.uint8]:
@@ -166,8 +218,8 @@ def _replace(graph: onnx.GraphProto, replacement: Replacement, bias: Bias | None
             [output],
             name=node.name,
             domain=DOMAIN,
-            K=site.K,
-            N=site.N,
+            K=replacement.in_features,
+            N=replacement.out_features,
             bits=grid.bits,
             block_size=grid.block_size,
             **level,

@@ -43,6 +43,7 @@ class QuantSettings:
     seed: of the random ids that `augment` draws; nothing else is random.
     augment: calibrate graphs that take token ids also on copies of the samples with random ids.
     rotate: mix groups of 128 input channels before each product, so that no single channel decides a block's scale.
+    pad_for_cuda: widen hidden layers to what CUDA's fast kernel takes; computes the same.
     exact: from the calibration statistics on, the same bits on every BLAS kernel and for every number of its threads.
     """
 
@@ -63,6 +64,7 @@ class QuantSettings:
     exact: bool = True
     augment: bool = True
     rotate: bool = False
+    pad_for_cuda: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
