@@ -25,6 +25,7 @@ def _build(hub: Hub, folder: Path, home: str, *words: str) -> subprocess.Complet
     return subprocess.run(command, cwd=folder, env={**keep, **settings}, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.subprocess
 def test_a_streamed_build_has_every_byte_of_one_from_a_fetched_model(tiny_checkpoint: Path, tmp_path: Path) -> None:
