@@ -64,7 +64,7 @@ def answer(connection: socket.socket) -> None:
         run(tests)
     ended = os.pidfd_open(child)
     try:
-        ready, _, _ = select.select([ended, connection], [], [])
+        ready, _, _ = select.select([ended, connection.fileno()], [], [])
         if ended not in ready:
             for kill in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError):
