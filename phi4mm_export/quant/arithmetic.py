@@ -8,16 +8,20 @@ for every thread count; with `PLAIN` they are the BLAS library's own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm_export.weights.exact import F64, exact_product, integer_bits, to_integers
+from phi4mm_export.weights.exact import F64, LeftFactor, exact_product, integer_bits, to_integers
 
 PANEL = 32
 """Rows that are eliminated one by one before a matrix product takes over."""
+MIN_HALVED = 512
+"""Rows from which on a product is computed in two halves."""
 STRIPE = 128
 """Rows of a factor after which all earlier ones are taken into account at once."""
 
@@ -31,10 +35,12 @@ class Arithmetic:
     """How matrices are multiplied.
 
     fine: relative error near 1e-12 of the row maxima, for factors. coarse: near 1e-7, for what is rounded to codes.
+    times: coarse products of one left factor with many right ones.
     """
 
     fine: Callable[[F64, F64], F64]
     coarse: Callable[[F64, F64], F64]
+    times: Callable[[F64], Callable[[F64], F64]]
 
 
 def two_slice_product(left: NDArray[Any], right: NDArray[Any]) -> F64:
@@ -59,8 +65,8 @@ def _slices(x: NDArray[Any], axis: int, bits: int) -> tuple[F64, F64, NDArray[np
     return high, low, step
 
 
-PLAIN = Arithmetic(np.matmul, np.matmul)
-EXACT = Arithmetic(two_slice_product, exact_product)
+PLAIN = Arithmetic(np.matmul, np.matmul, lambda left: lambda right: left @ right)
+EXACT = Arithmetic(two_slice_product, exact_product, lambda left: LeftFactor.of(left).product)
 
 
 def kept_bits(x: F64, bits: int) -> F64:
@@ -69,7 +75,7 @@ def kept_bits(x: F64, bits: int) -> F64:
     return np.ldexp(integers, exponent - bits)
 
 
-def upper_factor(h: F64, math: Arithmetic) -> F64:
+def upper_factor(h: F64, math: Arithmetic, *, jobs: int = 1) -> F64:
     """V upper triangular with H = V V', for symmetric positive definite H [K, K].
 
     It is the Cholesky factor of H read from the last row to the first, and the inverse of GPTQ's upper factor of
@@ -77,16 +83,26 @@ def upper_factor(h: F64, math: Arithmetic) -> F64:
     """
     a = h[::-1, ::-1].copy()
     size = len(a)
+    product = partial(_in_halves, math.fine, jobs)
     for begin in range(0, size, STRIPE):
         end = min(begin + STRIPE, size)
         if begin:
-            a[begin:, begin:end] -= math.fine(a[begin:, :begin], a[begin:end, :begin].T)
+            a[begin:, begin:end] -= product(a[begin:, :begin], a[begin:end, :begin].T)
         for start in range(begin, end, PANEL):
             stop = min(start + PANEL, end)
             if start > begin:
                 a[start:, start:stop] -= math.fine(a[start:, begin:start], a[start:stop, begin:start].T)
             _eliminate(a, start, stop)
     return np.ascontiguousarray(np.tril(a)[::-1, ::-1])
+
+
+def _in_halves(product: Callable[[F64, F64], F64], jobs: int, left: F64, right: F64) -> F64:
+    """A product whose upper and lower rows are computed by themselves, by two threads if there are two jobs."""
+    if len(left) < MIN_HALVED:
+        return product(left, right)
+    middle = len(left) // 2
+    with ThreadPoolExecutor(min(jobs, 2)) as pool:
+        return np.concatenate(list(pool.map(lambda rows: product(rows, right), (left[:middle], left[middle:]))))
 
 
 def _eliminate(a: F64, start: int, stop: int) -> None:

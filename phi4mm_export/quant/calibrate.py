@@ -112,7 +112,7 @@ def calibrate(
             seen = None
             if streams is not None:
                 head = stage.sites[0]
-                seen = moments(streams.captured(number), head.K, flip=head.flip_input)
+                seen = moments(streams.captured(number), head.K, flip=head.flip_input, jobs=job.settings.jobs)
             if keeper:
                 keeper.save(number, seen)
             outcomes |= _solve(job, stage, seen, finished, watch)

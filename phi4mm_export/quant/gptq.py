@@ -11,8 +11,7 @@ Sources: GPTQ (arXiv 2210.17323); its equivalence with this form, QuIP (arXiv 23
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +25,6 @@ from phi4mm_export.weights.exact import F64
 
 FINALISTS = 6
 """Scales of a block for which its rows are really rounded in turn, before one is taken."""
-COLUMNS = 512
-"""Outputs solved together; a fixed number, so that bytes do not depend on how many workers there are."""
 
 
 def channel_order(diagonal: F64, block_size: int, order: Order) -> NDArray[np.int64]:
@@ -57,10 +54,10 @@ class _Block:
     corner: Corner
     feedback: F64
     """[b, b], strictly lower: V[j, i] / V[i, i] in row i, what an error of row j adds to row i."""
-    carry: F64
-    """inv(V's diagonal block)' [b, b]: turns what earlier blocks left in V'E into a change of this block's rows."""
-    later: F64
-    """V[start:stop, stop:]' [K - stop, b]: what this block's errors leave in the rows after it."""
+    carry: Callable[[F64], F64]
+    """Times inv(V's diagonal block)' [b, b]: from what earlier blocks left in V'E to a change of this block's rows."""
+    later: Callable[[F64], F64]
+    """Times V[start:stop, stop:]' [K - stop, b]: what this block's errors leave in the rows after it."""
 
 
 class Solver:
@@ -86,20 +83,13 @@ class Solver:
                 stop,
                 Corner.of(corner),
                 np.ascontiguousarray((corner / np.diagonal(corner)).T),
-                np.ascontiguousarray(inverse.T),
-                np.ascontiguousarray(v[start:stop, stop:].T),
+                self._math.times(np.ascontiguousarray(inverse.T)),
+                self._math.times(np.ascontiguousarray(v[start:stop, stop:].T)) if stop < size else np.asarray,
             )
             start = stop
 
-    def quantize(self, weight: F64, grid: Grid, *, jobs: int = 1) -> Codes:
-        """weight [K, N] in natural order -> codes in natural order."""
-        starts = range(0, weight.shape[1], COLUMNS)
-        with ThreadPoolExecutor(jobs) as pool:
-            parts = list(pool.map(lambda at: self._columns(weight[:, at : at + COLUMNS], grid), starts))
-        codes, scales, zeros = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-        return Codes(grid, codes, scales.astype(grid.scale_type), None if grid.symmetric else zeros)
-
-    def _columns(self, weight: F64, grid: Grid) -> tuple[NDArray[np.uint8], F64, NDArray[np.uint8]]:
+    def quantize(self, weight: F64, grid: Grid) -> Codes:
+        """weight [K, N] in natural order -> codes in natural order; outputs have nothing to do with each other."""
         size, width = weight.shape
         w = weight[self._order]
         left = np.zeros_like(w)
@@ -110,13 +100,13 @@ class Solver:
             rows = slice(block.start, block.stop)
             target = w[rows]
             if block.start:
-                target = target + self._math.coarse(block.carry, left[rows])
+                target = target + block.carry(left[rows])
             q, scale, zero = _round_block(target, block, grid, self._math)
             if block.stop < size:
-                left[block.stop :] += self._math.coarse(block.later, w[rows] - q * scale)
+                left[block.stop :] += block.later(w[rows] - q * scale)
             codes[self._order[rows]] = (q + zero).astype(np.uint8)
             scales[block.number], zeros[block.number] = scale, zero.astype(np.uint8)
-        return codes, scales, zeros
+        return Codes(grid, codes, scales.astype(grid.scale_type), None if grid.symmetric else zeros)
 
 
 def _round_block(target: F64, block: _Block, grid: Grid, math: Arithmetic) -> tuple[F64, F64, F64]:

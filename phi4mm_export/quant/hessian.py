@@ -5,8 +5,10 @@ Products of 256 tokens are float32; their sums are float64, in sample order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,8 @@ ROWS = 256
 """Tokens multiplied at once. BLAS libraries sum so few in one sweep, whatever the number of their threads."""
 PARTS = 4
 """Products summed in float32 before they enter the float64 sum."""
-TRIANGLE = 384
-"""Rows of a symmetric product computed together, from the diagonal on."""
+STRIPE = 384
+"""Rows of a sum computed together, of a symmetric one from the diagonal on."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,17 @@ class Moments:
 Pairs = Iterable[tuple[NDArray[Any] | None, NDArray[Any]]]
 
 
-def moments(pairs: Pairs, channels: int, *, flip: bool) -> Moments | None:
+def moments(pairs: Pairs, channels: int, *, flip: bool, jobs: int = 1) -> Moments | None:
     """Over pairs (exact, quantized) of arrays [..., K]; None when they hold no token.
 
     The last pairs may lack the exact array. flip: the arrays are [K, T]. Values that are not finite make the moments
     so, without a warning.
     """
-    with np.errstate(invalid="ignore", over="ignore"):
-        return _moments(pairs, channels, flip)
+    with np.errstate(invalid="ignore", over="ignore"), ThreadPoolExecutor(jobs) as pool:
+        return _moments(pairs, channels, flip, pool)
 
 
-def _moments(pairs: Pairs, channels: int, flip: bool) -> Moments | None:
+def _moments(pairs: Pairs, channels: int, flip: bool, pool: ThreadPoolExecutor) -> Moments | None:
     total, paired = 0, 0
     sum_exact, sum_paired, sum_x = np.zeros(channels), np.zeros(channels), np.zeros(channels)
     gram, drift = _Sum(channels), _Sum(channels)
@@ -63,25 +65,24 @@ def _moments(pairs: Pairs, channels: int, flip: bool) -> Moments | None:
         total += len(x)
         found = np.add.reduce(x, axis=0, dtype=np.float64)
         sum_x += found
-        gram.add(x, x)
-        if exact is None:
-            continue
-        paired += len(x)
-        sum_paired += found
-        if exact is x:
-            sum_exact += found
-            continue
-        same = False
-        sum_exact += np.add.reduce(exact, axis=0, dtype=np.float64)
-        drift.add(x, exact - x)
+        steps = gram.steps(x, x)
+        if exact is not None:
+            paired += len(x)
+            sum_paired += found
+            sum_exact += found if exact is x else np.add.reduce(exact, axis=0, dtype=np.float64)
+        if exact is not None and exact is not x:
+            same = False
+            steps += drift.steps(x, exact - x)
+        for _ in pool.map(lambda step: step(), steps):
+            pass
     if not total:
         return None
-    hessian = gram.total() - np.multiply.outer(sum_x, sum_x / total)
+    hessian = _mirrored(gram.total(sum_x, sum_x / total))
     if not paired:
-        return Moments(total, 0, sum_x / total, sum_x / total, _narrow(hessian), None)
+        return Moments(total, 0, sum_x / total, sum_x / total, hessian, None)
     mean, mean_exact = sum_paired / paired, sum_exact / paired
-    moved = None if same else _narrow(drift.total() - np.multiply.outer(sum_paired, mean_exact - mean))
-    return Moments(total, paired, mean_exact, mean, _narrow(hessian), moved)
+    moved = None if same else drift.total(sum_paired, mean_exact - mean)
+    return Moments(total, paired, mean_exact, mean, hessian, moved)
 
 
 def rotated_moments(seen: Moments, size: int) -> Moments:
@@ -92,47 +93,50 @@ def rotated_moments(seen: Moments, size: int) -> Moments:
 
     mean_exact, mean = (rotated(mean[:, None], size)[:, 0] for mean in (seen.mean_exact, seen.mean))
     drift = None if seen.drift is None else both(seen.drift)
-    hessian = both(seen.hessian)
-    return Moments(seen.tokens, seen.paired, mean_exact, mean, np.triu(hessian) + np.triu(hessian, 1).T, drift)
+    return Moments(seen.tokens, seen.paired, mean_exact, mean, _mirrored(both(seen.hessian)), drift)
 
 
-def _narrow(values: F64) -> F64:
-    """Rounded to float32, as `statistics` stores it."""
-    return values.astype(np.float32).astype(np.float64)
+def _mirrored(values: F64) -> F64:
+    """The upper triangle in place of the lower one; overwrites `values`."""
+    for start in range(0, len(values), STRIPE):
+        stop = min(start + STRIPE, len(values))
+        corner = values[start:stop, start:stop]
+        corner[...] = np.triu(corner) + np.triu(corner, 1).T
+        values[stop:, start:stop] = values[start:stop, stop:].T
+    return values
 
 
 class _Sum:
-    """The sum of left' right over chunks of rows; when left is right, of its upper triangle."""
+    """The sum of left' right over chunks of rows; when left is right, only its upper triangle is computed."""
 
     def __init__(self, channels: int) -> None:
         self._wide = np.zeros((channels, channels))
         self._part, self._count = np.zeros((channels, channels), np.float32), 0
         self._product = np.zeros((channels, channels), np.float32)
-        self._symmetric = False
 
-    def add(self, left: F32, right: F32) -> None:
-        """One more chunk of at most `ROWS` rows."""
-        self._symmetric = left is right
-        width = TRIANGLE if self._symmetric else len(self._part)
-        for start in range(0, len(self._part), width):
-            rows = slice(start, start + width)
-            columns = slice(start if self._symmetric else 0, None)
-            product = np.matmul(left[:, rows].T, right[:, columns], out=self._product[rows, columns])
-            self._part[rows, columns] += product
+    def steps(self, left: F32, right: F32) -> list[Callable[[], None]]:
+        """What adds one more chunk of at most `ROWS` rows; the steps do not touch each other."""
         self._count += 1
-        if self._count == PARTS:
-            self._flush()
+        return [partial(self._add, left, right, start) for start in range(0, len(self._part), STRIPE)]
 
-    def total(self) -> F64:
-        """Everything added."""
-        self._flush()
-        return np.triu(self._wide) + np.triu(self._wide, 1).T if self._symmetric else self._wide
+    def total(self, sums: F64, mean: F64) -> F64:
+        """Everything added, less the product of sums and mean, rounded to float32 as `statistics` stores it."""
+        for start in range(0, len(self._part), STRIPE):
+            rows = slice(start, start + STRIPE)
+            self._wide[rows] += self._part[rows]
+            self._wide[rows] -= np.multiply.outer(sums[rows], mean)
+            self._wide[rows] = self._wide[rows].astype(np.float32)
+        return self._wide
 
-    def _flush(self) -> None:
-        if self._count:
-            self._wide += self._part
-            self._part[...] = 0
-            self._count = 0
+    def _add(self, left: F32, right: F32, start: int) -> None:
+        rows = slice(start, start + STRIPE)
+        columns = slice(start if left is right else 0, None)
+        product, part = self._product[rows, columns], self._part[rows, columns]
+        with np.errstate(invalid="ignore", over="ignore"):  # of this thread
+            part += np.matmul(left[:, rows].T, right[:, columns], out=product)
+        if self._count % PARTS == 0:
+            self._wide[rows, columns] += part
+            part[...] = 0
 
 
 def _chunks(pairs: Pairs, channels: int, flip: bool) -> Iterator[tuple[F32 | None, F32]]:

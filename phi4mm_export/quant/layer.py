@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -19,7 +20,7 @@ from phi4mm_export.quant.arithmetic import (
     solve_upper_transposed,
     upper_factor,
 )
-from phi4mm_export.quant.codes import Grid, joined
+from phi4mm_export.quant.codes import Codes, Grid, joined
 from phi4mm_export.quant.finished import Outcome, Solved
 from phi4mm_export.quant.gptq import Solver, channel_order
 from phi4mm_export.quant.hessian import Moments, rotated_moments
@@ -34,6 +35,8 @@ SAMPLING_DAMP = 0.3
 """Damping added per channel and token, K / T of it: few tokens say little about how channels go together."""
 TARGET_SHARE = 0.25
 """Share of the drift between the streams that the weights make up for; more of it fits the calibration set only."""
+JUDGED_OUTPUTS = 256
+"""Outputs of a weight, evenly spread, whose errors stand for all in the report."""
 MIN_TOKENS_PER_CHANNEL = 1
 """With fewer paired tokens the drift is noise, and no share of it is used."""
 
@@ -86,7 +89,7 @@ def _factor(seen: Moments, block_size: int, settings: QuantSettings, width: int)
         damped = ordered.copy()
         damped[np.diag_indices(len(damped))] += damp * mean if mean > 0 else 1.0
         try:
-            v = upper_factor(damped, math)
+            v = upper_factor(damped, math, jobs=settings.jobs)
         except NotPositiveDefiniteError:
             damp *= 10
             continue
@@ -118,67 +121,60 @@ class _Drift:
             x[order] = solve_upper_transposed(v, half, math.coarse)
             return share * x
 
-        if width < size:
-            return _Drift(lambda weight: weight + solved(math.coarse(drift, weight)))
-        matrix = solved(drift)
-        return _Drift(lambda weight: weight + math.coarse(matrix, weight))
+        times = math.times(drift if width < size else solved(drift))
+        return _Drift(lambda weight: weight + (solved(times(weight)) if width < size else times(weight)))
 
 
 def _calibrated(weight: Weight, grid: Grid, seen: Moments, factor: _Factor, settings: QuantSettings) -> Solved:
     started = perf_counter()
-    math, parts, biases, energies = factor.math, [], [], np.zeros(3)
-    for outputs in weight.tiles():
-        given = weight.columns(outputs)
-        wide = given.astype(np.float64)
+
+    def one(outputs: slice) -> tuple[Codes, F64, F64]:
+        wide = weight.columns(outputs).astype(np.float64)
         target = factor.drift.moving(rotated(wide, grid.rotation) if grid.rotation else wide)
-        codes = factor.solver.quantize(target, grid, jobs=settings.jobs)
+        codes = factor.solver.quantize(target, grid)
         values = codes.values()
-        nearest = round_to_nearest(given, replace(grid, rotation=0)).values()
-        energies += _energies([wide, nearest - wide, values - wide], seen, math)
         bias = np.zeros(wide.shape[1])
         if settings.bias_correction:
-            bias = math.fine(seen.mean_exact[None], wide)[0] - math.fine(seen.mean[None], values)[0]
-        parts.append(codes)
-        biases.append(bias)
-    before, after = _relative(energies)
+            bias = factor.math.fine(seen.mean_exact[None], wide)[0] - factor.math.fine(seen.mean[None], values)[0]
+        return codes, bias, _judged(weight, outputs, wide, values, replace(grid, rotation=0))
+
+    with ThreadPoolExecutor(settings.jobs) as pool:
+        parts, biases, judged = zip(*pool.map(one, weight.tiles()), strict=True)
+    before, after = _relative(np.concatenate(judged, axis=2), seen, factor.math)
     dead = int(np.count_nonzero(np.diagonal(seen.hessian) <= 0))
     reason = f"{dead} of {weight.size} input channels never vary" if dead else ""
-    outcome = Outcome(
-        grid,
-        np.concatenate(biases),
-        Method.GPTQ,
-        reason,
-        factor.damp,
-        before,
-        after,
-        perf_counter() - started,
-    )
-    return Solved(joined(parts), outcome)
+    bias, seconds = np.concatenate(biases), perf_counter() - started
+    return Solved(joined(parts), Outcome(grid, bias, Method.GPTQ, reason, factor.damp, before, after, seconds))
 
 
 def _nearest(weight: Weight, grid: Grid, seen: Moments | None, reason: str) -> Solved:
     started = perf_counter()
-    parts, energies = [], np.zeros(2)
+    parts, judged, error = [], [], None
     for outputs in weight.tiles():
         given = weight.columns(outputs)
         codes = round_to_nearest(given, grid)
         if seen is not None:
-            energies += _energies([given.astype(np.float64), codes.values() - given], seen, PLAIN)
+            judged.append(_judged(weight, outputs, given.astype(np.float64), codes.values(), grid))
         parts.append(codes)
-    error = None if seen is None else _relative(energies)[0]
+    if seen is not None:
+        _, error = _relative(np.concatenate(judged, axis=2), seen, PLAIN)
     seconds = perf_counter() - started
     return Solved(joined(parts), Outcome(grid, np.zeros(weight.width), Method.RTN, reason, 0.0, error, error, seconds))
 
 
-def _energies(values: Sequence[F64], seen: Moments, math: Arithmetic) -> F64:
-    """|X v|^2 over the centred calibration inputs for each v [K, n]."""
-    stack = np.concatenate(values, axis=1)
+def _judged(weight: Weight, outputs: slice, wide: F64, values: F64, grid: Grid) -> F64:
+    """Of every n-th output the weight, the error of rounding it to nearest, and that of `values`, [3, K, n]."""
+    step = -(-weight.width // JUDGED_OUTPUTS)
+    chosen = slice(-outputs.start % step, None, step)
+    given = wide[:, chosen]
+    nearest = round_to_nearest(np.ascontiguousarray(given, np.float32), grid).values()
+    return np.stack([given, nearest - given, values[:, chosen] - given])
+
+
+def _relative(judged: F64, seen: Moments, math: Arithmetic) -> list[float]:
+    """|X error| / |X weight| over the centred calibration inputs, for each error in `judged`."""
+    count, size, width = judged.shape
+    stack = np.ascontiguousarray(judged.transpose(1, 0, 2)).reshape(size, count * width)
     terms = np.add.reduce(stack * math.coarse(seen.hessian, stack), axis=0)
-    energies: F64 = np.add.reduce(terms.reshape(len(values), -1), axis=1)
-    return energies
-
-
-def _relative(energies: F64) -> list[float]:
-    """The relative errors: the roots of all energies over the first."""
-    whole = float(energies[0])
-    return [float(np.sqrt(max(float(energy), 0.0) / whole)) if whole > 0 else 0.0 for energy in energies[1:]]
+    whole, *energies = (float(energy) for energy in np.add.reduce(terms.reshape(count, width), axis=1))
+    return [float(np.sqrt(max(energy, 0.0) / whole)) if whole > 0 else 0.0 for energy in energies]

@@ -12,8 +12,8 @@ from phi4mm_export.quant.graph import Graph
 from phi4mm_export.quant.sites import Site
 from phi4mm_export.weights.exact import F32
 
-TILE_OUTPUTS = 2048
-"""Outputs worked on together; a fixed number, because sums over a layer are sums over its tiles."""
+TILE_OUTPUTS = 512
+"""Outputs worked on together; a fixed number, so that bytes do not depend on how many workers there are."""
 WHOLE_NBYTES = 64 << 20
 """Weights up to this size are read at once."""
 

@@ -62,6 +62,27 @@ class RightFactor:
         return _times_power_of_two(product, self.exponent - self.bits)
 
 
+@dataclass(frozen=True)
+class LeftFactor:
+    """A left factor [m, r] of exact products, rounded to integers once for many right factors."""
+
+    integers: F64
+    exponent: NDArray[np.int32]
+    bits: int
+
+    @staticmethod
+    def of(left: NDArray[Any]) -> LeftFactor:
+        """`left` rounded as `exact_product` says."""
+        bits = integer_bits(left.shape[1])
+        return LeftFactor(*to_integers(left, 1, bits), bits)
+
+    def product(self, right: NDArray[Any]) -> F64:
+        """This factor times right [r, n]: the bits of `exact_product`."""
+        b, b_exponent = to_integers(right, 0, self.bits)
+        product: F64 = _times_power_of_two(self.integers @ b, self.exponent - self.bits)
+        return _times_power_of_two(product, b_exponent - self.bits)
+
+
 def exact_product(left: NDArray[Any], right: NDArray[Any]) -> F64:
     """left [m, r] times right [r, n] -> float64 [m, n], the same bits on every machine.
 
