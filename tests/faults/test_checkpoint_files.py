@@ -176,7 +176,7 @@ def test_a_malformed_entry_names_the_tensor(tmp_path: Path, broken: object, expe
     "text", ["", "[]", "null", "{", '{"m.a": NaN}', '{"m.a": 1e999}', "\ufeff{}", "[" * 100_000, "9" * 5000]
 )
 def test_a_header_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
-    header_error(crafted(tmp_path, text))
+    assert NAME in str(header_error(crafted(tmp_path, text)))
 
 
 def test_a_header_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_link_to_a_device_is_refused_without_reading_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize("target", ["gone", NAME])
 def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path, target: str) -> None:
     (tmp_path / NAME).symlink_to(target)
-    header_error(tmp_path / NAME)
+    assert NAME in str(header_error(tmp_path / NAME))
 
 
 def damage(data: bytearray, head: int, random_bits: random.Random) -> None:

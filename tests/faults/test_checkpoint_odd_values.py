@@ -61,7 +61,8 @@ def test_any_odd_value_in_the_side_files_is_refused_or_harmless(key: str) -> Non
     shapes = {canonical_name(name): t.shape for name, t in draft.tensors.items() if ".lora_" not in name}
     for odd in ODD:
         with suppress(CheckpointError):
-            parse_config(draft.config, shapes, preprocessor={key: odd}, generation={key: odd})
+            parsed = parse_config(draft.config, shapes, preprocessor={key: odd}, generation={key: odd})
+            assert parsed.hidden_size == draft.config["hidden_size"]
 
 
 def test_any_odd_value_in_adapter_config_json_is_refused_or_gives_a_finite_scale() -> None:

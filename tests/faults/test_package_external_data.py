@@ -99,7 +99,7 @@ def test_a_constant_with_bytes_in_two_places_is_refused(package: Path) -> None:
         named(model.graph.initializer, "qkv").raw_data = b"1234"
 
     edit_graph(package, "decoder", both)
-    only(validate(package), "C214")
+    assert "qkv" in only(validate(package), "C214").where
 
 
 def test_a_negative_dim_is_refused(package: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_negative_dim_is_refused(package: Path) -> None:
         named(model.graph.initializer, "qkv").dims[0] = -16
 
     edit_graph(package, "decoder", negative)
-    only(validate(package), "C210")
+    assert "qkv" in only(validate(package), "C210").where
 
 
 def test_a_constant_larger_than_any_file_is_refused(package: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_constant_larger_than_any_file_is_refused(package: Path) -> None:
         named(model.graph.initializer, "qkv").dims[:] = [2**40, 2**40]
 
     edit_graph(package, "decoder", huge)
-    only(validate(package), "C210")
+    assert "qkv" in only(validate(package), "C210").where
 
 
 def test_inline_bytes_that_do_not_fit_their_dims_are_refused(package: Path) -> None:

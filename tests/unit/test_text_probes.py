@@ -78,7 +78,7 @@ def test_edit_distance_of_known_words() -> None:
 
 
 def test_word_and_character_errors_ignore_case_and_punctuation() -> None:
-    pytest.importorskip("jiwer")
+    pytest.importorskip("jiwer", reason="needs the extra media")
     assert error_rates("Hello, World!", "hello world") == (0.0, 0.0)
     wer, cer = error_rates("hello word", "hello world")
     assert (wer, cer) == (0.5, pytest.approx(1 / 11))
