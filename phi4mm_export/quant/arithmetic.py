@@ -10,18 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm_export.weights.exact import F64, LeftFactor, exact_product, integer_bits, to_integers
+from phi4mm_export.weights.exact import (
+    F64,
+    LeftFactor,
+    exact_product,
+    integer_bits,
+    scaled_to_bits,
+    times_power_of_two,
+    to_integers,
+)
 
 PANEL = 32
 """Rows that are eliminated one by one before a matrix product takes over."""
-MIN_HALVED = 512
-"""Rows from which on a product is computed in two halves."""
+ROWS = 256
+"""Rows of a factor that are multiplied together; a fixed number, so that bytes do not depend on how many workers."""
 STRIPE = 128
 """Rows of a factor after which all earlier ones are taken into account at once."""
 
@@ -35,11 +42,13 @@ class Arithmetic:
     """How matrices are multiplied.
 
     fine: relative error near 1e-12 of the row maxima, for factors. coarse: near 1e-7, for what is rounded to codes.
-    times: coarse products of one left factor with many right ones.
+    finely: fine products of many left factors with one right factor. times: coarse products of one left factor with
+    many right ones.
     """
 
     fine: Callable[[F64, F64], F64]
     coarse: Callable[[F64, F64], F64]
+    finely: Callable[[F64], Callable[[F64], F64]]
     times: Callable[[F64], Callable[[F64], F64]]
 
 
@@ -49,24 +58,39 @@ def two_slice_product(left: NDArray[Any], right: NDArray[Any]) -> F64:
     Drops low times low: the error is near 2**-40 of the row and column maxima for r = 1024.
     Source: Ozaki's scheme (arXiv 2504.08009).
     """
-    bits = integer_bits(left.shape[1]) - 1
-    a_high, a_low, a_step = _slices(left, 1, bits)
+    return _times_slices(right)(left)
+
+
+def _times_slices(right: NDArray[Any]) -> Callable[[F64], F64]:
+    """`two_slice_product` of many left factors with one right factor."""
+    bits = integer_bits(right.shape[0]) - 1
     b_high, b_low, b_step = _slices(right, 0, bits)
-    small = a_high @ b_low + a_low @ b_high
-    product: F64 = np.ldexp(a_high @ b_high + np.ldexp(small, -bits), a_step + b_step)
+
+    def product(left: F64) -> F64:
+        a_high, a_low, a_step = _slices(left, 1, bits)
+        small = a_high @ b_low
+        small += a_low @ b_high
+        small = times_power_of_two(small, np.array(-bits))
+        small += a_high @ b_high
+        scaled: F64 = np.ldexp(small, a_step + b_step)
+        return scaled
+
     return product
 
 
 def _slices(x: NDArray[Any], axis: int, bits: int) -> tuple[F64, F64, NDArray[np.int32]]:
     """x = (high + low * 2**-bits) * 2**step, both integers of `bits` bits."""
-    high, exponent = to_integers(x, axis, bits)
-    step = (exponent - bits).astype(np.int32)
-    low = np.rint(np.ldexp(np.ldexp(np.asarray(x, np.float64), -step) - high, bits))
-    return high, low, step
+    low, exponent = scaled_to_bits(x, axis, bits)
+    high = np.rint(low)
+    low -= high
+    low = times_power_of_two(low, np.array(bits))
+    return high, np.rint(low, out=low), (exponent - bits).astype(np.int32)
 
 
-PLAIN = Arithmetic(np.matmul, np.matmul, lambda left: lambda right: left @ right)
-EXACT = Arithmetic(two_slice_product, exact_product, lambda left: LeftFactor.of(left).product)
+PLAIN = Arithmetic(
+    np.matmul, np.matmul, lambda right: lambda left: left @ right, lambda left: lambda right: left @ right
+)
+EXACT = Arithmetic(two_slice_product, exact_product, _times_slices, lambda left: LeftFactor.of(left).product)
 
 
 def kept_bits(x: F64, bits: int) -> F64:
@@ -83,11 +107,10 @@ def upper_factor(h: F64, math: Arithmetic, *, jobs: int = 1) -> F64:
     """
     a = h[::-1, ::-1].copy()
     size = len(a)
-    product = partial(_in_halves, math.fine, jobs)
     for begin in range(0, size, STRIPE):
         end = min(begin + STRIPE, size)
         if begin:
-            a[begin:, begin:end] -= product(a[begin:, :begin], a[begin:end, :begin].T)
+            a[begin:, begin:end] -= _in_parts(math.finely(a[begin:end, :begin].T), jobs, a[begin:, :begin])
         for start in range(begin, end, PANEL):
             stop = min(start + PANEL, end)
             if start > begin:
@@ -96,13 +119,13 @@ def upper_factor(h: F64, math: Arithmetic, *, jobs: int = 1) -> F64:
     return np.ascontiguousarray(np.tril(a)[::-1, ::-1])
 
 
-def _in_halves(product: Callable[[F64, F64], F64], jobs: int, left: F64, right: F64) -> F64:
-    """A product whose upper and lower rows are computed by themselves, by two threads if there are two jobs."""
-    if len(left) < MIN_HALVED:
-        return product(left, right)
-    middle = len(left) // 2
-    with ThreadPoolExecutor(min(jobs, 2)) as pool:
-        return np.concatenate(list(pool.map(lambda rows: product(rows, right), (left[:middle], left[middle:]))))
+def _in_parts(product: Callable[[F64], F64], jobs: int, left: F64) -> F64:
+    """A product whose rows are computed some at a time, by `jobs` threads; what is between stays in the cache."""
+    parts = [left[start : start + ROWS] for start in range(0, len(left), ROWS)]
+    if len(parts) == 1:
+        return product(left)
+    with ThreadPoolExecutor(jobs) as pool:
+        return np.concatenate(list(pool.map(product, parts)))
 
 
 def _eliminate(a: F64, start: int, stop: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import UsageError
-from phi4mm_export.quant.rotation import rotated
+from phi4mm_export.quant.rotation import rotated, rotated_both
 from phi4mm_export.weights.exact import F32, F64
 
 ROWS = 256
@@ -85,15 +85,12 @@ def _moments(pairs: Pairs, channels: int, flip: bool, pool: ThreadPoolExecutor) 
     return Moments(total, paired, mean_exact, mean, hessian, moved)
 
 
-def rotated_moments(seen: Moments, size: int) -> Moments:
+def rotated_moments(seen: Moments, size: int, *, jobs: int = 1) -> Moments:
     """The moments of the rotated inputs."""
-
-    def both(matrix: F64) -> F64:
-        return np.ascontiguousarray(rotated(rotated(matrix, size).T, size).T)
-
     mean_exact, mean = (rotated(mean[:, None], size)[:, 0] for mean in (seen.mean_exact, seen.mean))
-    drift = None if seen.drift is None else both(seen.drift)
-    return Moments(seen.tokens, seen.paired, mean_exact, mean, _mirrored(both(seen.hessian)), drift)
+    drift = None if seen.drift is None else rotated_both(seen.drift, size, jobs=jobs)
+    hessian = _mirrored(rotated_both(seen.hessian, size, jobs=jobs))
+    return Moments(seen.tokens, seen.paired, mean_exact, mean, hessian, drift)
 
 
 def _mirrored(values: F64) -> F64:

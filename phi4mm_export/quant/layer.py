@@ -35,7 +35,7 @@ SAMPLING_DAMP = 0.3
 """Damping added per channel and token, K / T of it: few tokens say little about how channels go together."""
 TARGET_SHARE = 0.25
 """Share of the drift between the streams that the weights make up for; more of it fits the calibration set only."""
-JUDGED_OUTPUTS = 256
+JUDGED_OUTPUTS = 128
 """Outputs of a weight, evenly spread, whose errors stand for all in the report."""
 MIN_TOKENS_PER_CHANNEL = 1
 """With fewer paired tokens the drift is noise, and no share of it is used."""
@@ -65,7 +65,8 @@ def solve_stage(
     widths = Counter[tuple[int, int]]()
     for weight, grid in both:
         widths[grid.block_size, grid.rotation] += weight.width
-    inputs = {grid.rotation: rotated_moments(seen, grid.rotation) if grid.rotation else seen for grid in grids}
+    sizes = {grid.rotation for grid in grids}
+    inputs = {size: rotated_moments(seen, size, jobs=settings.jobs) if size else seen for size in sizes}
     factors = {key: _factor(inputs[key[1]], key[0], settings, width) for key, width in widths.items()}
     solved = []
     for weight, grid in both:

@@ -9,6 +9,7 @@ Sources: QuIP (arXiv 2307.13304), QuaRot (arXiv 2404.00456).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from phi4mm_export.weights.exact import F32, F64
 
 ROTATED = 128
 """Channels that are mixed with each other, at most."""
-CACHED_COLUMNS = 32
+TILE_ROWS, TILE_COLUMNS = 128, 512
+"""Of what is worked on together; it stays in a core's cache. Whole groups: every size divides the rows."""
 MIN_ROTATED = 16
 """Below this many mixing does not help."""
 _SEED = 128
@@ -33,18 +35,34 @@ def rotation_size(channels: int) -> int:
 def rotated(x: F64, size: int) -> F64:
     """R x for x [K, N], K a multiple of `size`; only additions and multiplications of single elements."""
     result = np.empty(x.shape)
-    for columns in _columns(x):
-        part = x[:, columns]
-        result[:, columns] = _spread(part.reshape(-1, size, part.shape[1]) * _signs(size)[:, None], size)
+    for tile in _tiles(x):
+        _spread(_signed(x[tile], size), size, result[tile])
     return result
 
 
 def turned_back(y: F64, size: int) -> F64:
     """R' y for y [K, N]."""
-    result, signs = np.empty(y.shape), np.tile(_signs(size), len(y) // size)[:, None]
-    for columns in _columns(y):
-        part = y[:, columns]
-        result[:, columns] = _spread(part.reshape(-1, size, part.shape[1]), size) * signs
+    result = np.empty(y.shape)
+    for tile in _tiles(y):
+        rows = result[tile]
+        _spread(y[tile].copy(), size, rows)
+        rows *= _row_signs(len(rows), size)
+    return result
+
+
+def rotated_both(x: F64, size: int, *, jobs: int = 1) -> F64:
+    """R x R' for x [K, K]: the bits of `rotated` of the transposed `rotated(x)`, transposed."""
+    result = np.empty(x.shape)
+
+    def some(start: int) -> None:
+        rows = slice(start, start + TILE_ROWS)
+        turned = rotated(x[rows], size)
+        for tile in _tiles(turned.T):
+            _spread(_signed(turned.T[tile], size), size, result[rows].T[tile])
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for _ in pool.map(some, range(0, len(x), TILE_ROWS)):
+            pass
     return result
 
 
@@ -53,23 +71,32 @@ def rotation_matrix(size: int) -> F32:
     return turned_back(np.eye(size), size).astype(np.float32)
 
 
-def _columns(x: F64) -> Iterator[slice]:
-    """Ranges of columns that a core's cache holds."""
-    return (slice(start, start + CACHED_COLUMNS) for start in range(0, x.shape[1], CACHED_COLUMNS))
+def _tiles(x: F64) -> Iterator[tuple[slice, slice]]:
+    """Parts of an array [K, N] that a core's cache holds, of whole groups."""
+    for start in range(0, x.shape[0], TILE_ROWS):
+        for left in range(0, x.shape[1], TILE_COLUMNS):
+            yield slice(start, start + TILE_ROWS), slice(left, left + TILE_COLUMNS)
 
 
-def _spread(groups: F64, size: int) -> F64:
-    """The Walsh-Hadamard transform over the second axis of [groups, size, N], over sqrt(size): [groups * size, N]."""
-    count, _, width = groups.shape
-    step = 1
+def _spread(x: F64, size: int, out: F64) -> None:
+    """The Walsh-Hadamard transform over every `size` rows of x [K, N], over sqrt(size), into `out`; overwrites x."""
+    other, step = np.empty_like(x), 1
     while step < size:
-        pairs = groups.reshape(count, size // (2 * step), 2, step, width)
-        mixed = np.empty_like(pairs)
-        np.add(pairs[:, :, 0], pairs[:, :, 1], out=mixed[:, :, 0])
-        np.subtract(pairs[:, :, 0], pairs[:, :, 1], out=mixed[:, :, 1])
-        groups, step = mixed, 2 * step
-    result: F64 = groups.reshape(count * size, width) * float(1.0 / np.sqrt(np.float64(size)))
-    return result
+        pairs = x.reshape(len(x) // (2 * step), 2, step, -1)
+        mixed = other.reshape(pairs.shape)
+        np.add(pairs[:, 0], pairs[:, 1], out=mixed[:, 0])
+        np.subtract(pairs[:, 0], pairs[:, 1], out=mixed[:, 1])
+        x, other, step = other, x, 2 * step
+    np.multiply(x, float(1.0 / np.sqrt(np.float64(size))), out=out)
+
+
+def _signed(x: F64, size: int) -> F64:
+    """x [K, N] with the signs of its rows changed, row by row in memory."""
+    return np.multiply(x, _row_signs(len(x), size), order="C")
+
+
+def _row_signs(count: int, size: int) -> F64:
+    return np.tile(_signs(size), count // size)[:, None]
 
 
 def _signs(size: int) -> F64:

@@ -35,10 +35,18 @@ def to_integers(x: NDArray[Any], axis: int, bits: int) -> tuple[F64, NDArray[np.
 
     axis: the axis whose maximum sets the exponent (kept in `e` with length 1). |n| <= 2**bits.
     """
-    wide = np.array(x, np.float64)
-    _, exponent = np.frexp(np.maximum(wide.max(axis, keepdims=True), -wide.min(axis, keepdims=True)))
-    scaled = _times_power_of_two(wide, bits - exponent)
+    scaled, exponent = scaled_to_bits(x, axis, bits)
     return np.rint(scaled, out=scaled), exponent
+
+
+def scaled_to_bits(x: NDArray[Any], axis: int, bits: int) -> tuple[F64, NDArray[np.int32]]:
+    """What `to_integers` rounds: x * 2**(bits - e), and the exponents e."""
+    wide = np.asarray(x, np.float64)
+    _, exponent = np.frexp(np.maximum(wide.max(axis, keepdims=True), -wide.min(axis, keepdims=True)))
+    power = bits - exponent
+    if np.abs(power).max(initial=0) > _PLAIN_EXPONENT:
+        return np.ldexp(wide, power), exponent
+    return np.multiply(wide, np.ldexp(1.0, power), order="C"), exponent
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,8 @@ class RightFactor:
     def product(self, left: NDArray[Any]) -> F64:
         """left [m, r] times this factor: the bits of `exact_product`."""
         a, a_exponent = to_integers(left, 1, self.bits)
-        product: F64 = _times_power_of_two(a @ self.integers, a_exponent - self.bits)
-        return _times_power_of_two(product, self.exponent - self.bits)
+        product: F64 = times_power_of_two(a @ self.integers, a_exponent - self.bits)
+        return times_power_of_two(product, self.exponent - self.bits)
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,8 @@ class LeftFactor:
     def product(self, right: NDArray[Any]) -> F64:
         """This factor times right [r, n]: the bits of `exact_product`."""
         b, b_exponent = to_integers(right, 0, self.bits)
-        product: F64 = _times_power_of_two(self.integers @ b, self.exponent - self.bits)
-        return _times_power_of_two(product, b_exponent - self.bits)
+        product: F64 = times_power_of_two(self.integers @ b, self.exponent - self.bits)
+        return times_power_of_two(product, b_exponent - self.bits)
 
 
 def exact_product(left: NDArray[Any], right: NDArray[Any]) -> F64:
@@ -93,7 +101,7 @@ def exact_product(left: NDArray[Any], right: NDArray[Any]) -> F64:
     return RightFactor.of(right).product(left)
 
 
-def _times_power_of_two(x: F64, exponent: NDArray[np.int32]) -> F64:
+def times_power_of_two(x: F64, exponent: NDArray[np.int32]) -> F64:
     """x * 2**exponent, exact; overwrites `x` where the power is an ordinary float64 (ldexp costs ten times more)."""
     if np.abs(exponent).max(initial=0) > _PLAIN_EXPONENT:
         return np.ldexp(x, exponent)

@@ -79,7 +79,7 @@ def test_batches_of_columns_do_not_change_the_codes(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("math", [PLAIN, EXACT])
 def test_any_number_of_workers_gives_the_same_factor(monkeypatch: pytest.MonkeyPatch, math: object) -> None:
-    monkeypatch.setattr(arithmetic, "MIN_HALVED", 8)
+    monkeypatch.setattr(arithmetic, "ROWS", 8)
     hessian, _ = problem(300, 1)
     kind = EXACT if math is EXACT else PLAIN
     np.testing.assert_array_equal(upper_factor(hessian, kind, jobs=1), upper_factor(hessian, kind, jobs=2))

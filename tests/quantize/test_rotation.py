@@ -11,7 +11,7 @@ from onnx import helper
 
 from phi4mm_export.quant.engine import Method, QuantSettings, quantize_graph
 from phi4mm_export.quant.hessian import moments, rotated_moments
-from phi4mm_export.quant.rotation import rotated, rotation_matrix, rotation_size, turned_back
+from phi4mm_export.quant.rotation import rotated, rotated_both, rotation_matrix, rotation_size, turned_back
 from tests.quantize.small_graphs import Feed, Reader, feeds, matrix, nodes_of, relative, run, save, two_layers
 
 
@@ -96,3 +96,10 @@ def test_widths_without_a_group_of_channels_stay_unrotated(tmp_path: Path) -> No
     source = save(tmp_path / "m.onnx", nodes, {"w": matrix(40, 24)}, channels=40, width=24)
     found = quantized(source, tmp_path / "out", feeds(4, 40, seed=1), QuantSettings(block_size=16, rotate=True))
     assert [node.op_type for node in nodes_of(found)] == ["MatMulNBits"]
+
+
+def test_a_matrix_turned_on_both_sides_at_once_has_the_bits_of_one_side_after_the_other() -> None:
+    x = np.random.default_rng(0).standard_normal((304, 304))
+    one_by_one = rotated(rotated(x, 16).T, 16).T
+    for jobs in (1, 2):
+        np.testing.assert_array_equal(rotated_both(x, 16, jobs=jobs), one_by_one)
