@@ -24,7 +24,7 @@ from phi4mm_export.quant.sites import Site
 from phi4mm_export.quant.spill import Spill
 from phi4mm_export.quant.stages import FLOAT, Stage, Streams, plan_stages
 from phi4mm_export.quant.statistics import SavedStatistics
-from phi4mm_export.quant.weight import Weight
+from phi4mm_export.quant.weight import Weight, side_by_side
 
 Watch = Callable[[str], None]
 """Called with the label of each finished layer."""
@@ -112,7 +112,9 @@ def calibrate(
             seen = None
             if streams is not None:
                 head = stage.sites[0]
-                seen = moments(streams.captured(number), head.K, flip=head.flip_input, jobs=job.settings.jobs)
+                weights = side_by_side([Weight(job.graph, site) for site in stage.sites])
+                pairs, jobs = streams.captured(number), job.settings.jobs
+                seen = moments(pairs, head.K, flip=head.flip_input, weights=weights, jobs=jobs)
             if keeper:
                 keeper.save(number, seen)
             outcomes |= _solve(job, stage, seen, finished, watch)
@@ -131,7 +133,7 @@ def replay(job: Job, folder: Path, source: Mapping[str, Any], saved: SavedStatis
     finished = FinishedLayers(folder, content_key(_facts(job, source, digests) | {"replayed": True}))
     outcomes: dict[str, Outcome] = {}
     for number, stage in enumerate(stages):
-        seen = saved.load(number, stage.sites[0].K)
+        seen = saved.load(number, stage.sites[0].K, sum(site.N for site in stage.sites))
         outcomes |= _solve(job, stage, seen, finished, watch)
     return Calibrated(outcomes, finished, digests, 0)
 

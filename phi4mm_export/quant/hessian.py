@@ -31,8 +31,9 @@ class Moments:
     """tokens: rows seen. paired: those of them that both streams have.
 
     mean_exact, mean: [K] of the float and the quantized stream, over the paired tokens. hessian: [K, K], sum of
-    (x - mean x)(x - mean x)' of the quantized stream over all tokens. drift: [K, K], sum of (x - mean x)(d - mean d)'
-    with d = exact - x over the paired tokens; None when the streams are the same.
+    (x - mean x)(x - mean x)' of the quantized stream over all tokens. drift: sum of (x - mean x)(d - mean d)' with
+    d = exact - x over the paired tokens, [K, K], or where `moments` was told the weights [K, N], times these; None when
+    the streams are the same.
     """
 
     tokens: int
@@ -46,20 +47,22 @@ class Moments:
 Pairs = Iterable[tuple[NDArray[Any] | None, NDArray[Any]]]
 
 
-def moments(pairs: Pairs, channels: int, *, flip: bool, jobs: int = 1) -> Moments | None:
+def moments(pairs: Pairs, channels: int, *, flip: bool, weights: F32 | None = None, jobs: int = 1) -> Moments | None:
     """Over pairs (exact, quantized) of arrays [..., K]; None when they hold no token.
 
-    The last pairs may lack the exact array. flip: the arrays are [K, T]. Values that are not finite make the moments
-    so, without a warning.
+    The last pairs may lack the exact array. flip: the arrays are [K, T]. weights: [K, N]; with less than K outputs in
+    all, their drift takes less time and memory than that of the inputs. Values that are not finite make the moments so,
+    without a warning.
     """
     with np.errstate(invalid="ignore", over="ignore"), ThreadPoolExecutor(jobs) as pool:
-        return _moments(pairs, channels, flip, pool)
+        return _moments(pairs, channels, flip, weights, pool)
 
 
-def _moments(pairs: Pairs, channels: int, flip: bool, pool: ThreadPoolExecutor) -> Moments | None:
+def _moments(pairs: Pairs, channels: int, flip: bool, weights: F32 | None, pool: ThreadPoolExecutor) -> Moments | None:
     total, paired = 0, 0
     sum_exact, sum_paired, sum_x = np.zeros(channels), np.zeros(channels), np.zeros(channels)
-    gram, drift = _Sum(channels), _Sum(channels)
+    gram = _Sum(channels, channels)
+    drift = _Sum(channels, channels) if weights is None else _Through(weights)
     same = True
     for exact, x in _chunks(pairs, channels, flip):
         total += len(x)
@@ -81,16 +84,22 @@ def _moments(pairs: Pairs, channels: int, flip: bool, pool: ThreadPoolExecutor) 
     if not paired:
         return Moments(total, 0, sum_x / total, sum_x / total, hessian, None)
     mean, mean_exact = sum_paired / paired, sum_exact / paired
-    moved = None if same else drift.total(sum_paired, mean_exact - mean)
+    moved = None
+    if not same:
+        moved = drift.total(sum_paired, drift.sums / paired if isinstance(drift, _Through) else mean_exact - mean)
     return Moments(total, paired, mean_exact, mean, hessian, moved)
 
 
 def rotated_moments(seen: Moments, size: int, *, jobs: int = 1) -> Moments:
     """The moments of the rotated inputs."""
     mean_exact, mean = (rotated(mean[:, None], size)[:, 0] for mean in (seen.mean_exact, seen.mean))
-    drift = None if seen.drift is None else rotated_both(seen.drift, size, jobs=jobs)
+    drift = None if seen.drift is None else _rotated_drift(seen.drift, size, jobs)
     hessian = _mirrored(rotated_both(seen.hessian, size, jobs=jobs))
     return Moments(seen.tokens, seen.paired, mean_exact, mean, hessian, drift)
+
+
+def _rotated_drift(drift: F64, size: int, jobs: int) -> F64:
+    return rotated_both(drift, size, jobs=jobs) if drift.shape[0] == drift.shape[1] else rotated(drift, size)
 
 
 def _mirrored(values: F64) -> F64:
@@ -106,10 +115,10 @@ def _mirrored(values: F64) -> F64:
 class _Sum:
     """The sum of left' right over chunks of rows; when left is right, only its upper triangle is computed."""
 
-    def __init__(self, channels: int) -> None:
-        self._wide = np.zeros((channels, channels))
-        self._part, self._count = np.zeros((channels, channels), np.float32), 0
-        self._product = np.zeros((channels, channels), np.float32)
+    def __init__(self, channels: int, outputs: int) -> None:
+        self._wide = np.zeros((channels, outputs))
+        self._part, self._count = np.zeros((channels, outputs), np.float32), 0
+        self._product = np.zeros((channels, outputs), np.float32)
 
     def steps(self, left: F32, right: F32) -> list[Callable[[], None]]:
         """What adds one more chunk of at most `ROWS` rows; the steps do not touch each other."""
@@ -128,12 +137,38 @@ class _Sum:
     def _add(self, left: F32, right: F32, start: int) -> None:
         rows = slice(start, start + STRIPE)
         columns = slice(start if left is right else 0, None)
+        self._add_product(left[:, rows], right[:, columns], rows, columns)
+
+    def _add_product(self, left: F32, right: F32, rows: slice, columns: slice) -> None:
         product, part = self._product[rows, columns], self._part[rows, columns]
         with np.errstate(invalid="ignore", over="ignore"):  # of this thread
-            part += np.matmul(left[:, rows].T, right[:, columns], out=product)
+            part += np.matmul(left.T, right, out=product)
         if self._count % PARTS == 0:
             self._wide[rows, columns] += part
             part[...] = 0
+
+
+class _Through(_Sum):
+    """The sum of left' (right weights) over chunks of rows. sums: over the rows of right times weights."""
+
+    def __init__(self, weights: F32) -> None:
+        super().__init__(*weights.shape)
+        self._weights, self.sums = weights, np.zeros(weights.shape[1])
+
+    def steps(self, left: F32, right: F32) -> list[Callable[[], None]]:
+        """What adds one more chunk of at most `ROWS` rows, some outputs in each step."""
+        self._count += 1
+        return [partial(self._add, left, right, start) for start in range(0, len(self.sums), STRIPE)]
+
+    def _add(self, left: F32, right: F32, start: int) -> None:
+        columns = slice(start, start + STRIPE)
+        moved = np.zeros((len(right), len(self.sums[columns])), np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):  # of this thread
+            for channel in range(0, len(self._weights), ROWS):
+                channels = slice(channel, channel + ROWS)
+                moved += np.matmul(right[:, channels], self._weights[channels, columns])
+        self.sums[columns] += np.add.reduce(moved, axis=0, dtype=np.float64)
+        self._add_product(left, moved, slice(None), columns)
 
 
 def _chunks(pairs: Pairs, channels: int, flip: bool) -> Iterator[tuple[F32 | None, F32]]:

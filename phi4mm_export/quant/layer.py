@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -62,24 +61,24 @@ def solve_stage(
         return [_nearest(weight, grid, None, "no calibration sample reaches it") for weight, grid in both]
     if not (np.isfinite(seen.hessian).all() and np.isfinite(seen.mean).all() and np.isfinite(seen.mean_exact).all()):
         return [_nearest(weight, grid, None, "its calibration inputs are not finite") for weight, grid in both]
-    widths = Counter[tuple[int, int]]()
-    for weight, grid in both:
-        widths[grid.block_size, grid.rotation] += weight.width
     sizes = {grid.rotation for grid in grids}
     inputs = {size: rotated_moments(seen, size, jobs=settings.jobs) if size else seen for size in sizes}
-    factors = {key: _factor(inputs[key[1]], key[0], settings, width) for key, width in widths.items()}
-    solved = []
+    kinds = {(grid.block_size, grid.rotation) for grid in grids}
+    factors = {kind: _factor(inputs[kind[1]], kind[0], settings) for kind in sorted(kinds)}
+    solved: list[Solved] = []
+    first = 0
     for weight, grid in both:
         factor = factors[grid.block_size, grid.rotation]
         if factor is None:
             solved.append(_nearest(weight, grid, seen, "the Hessian is singular even with full damping"))
         else:
-            solved.append(_calibrated(weight, grid, seen, factor, settings))
+            solved.append(_calibrated(weight, first, grid, seen, factor, settings))
+        first += weight.width
     return solved
 
 
-def _factor(seen: Moments, block_size: int, settings: QuantSettings, width: int) -> _Factor | None:
-    """Raise the damping tenfold until the factor exists. width: outputs of all weights that will use it."""
+def _factor(seen: Moments, block_size: int, settings: QuantSettings) -> _Factor | None:
+    """Raise the damping tenfold until the factor exists."""
     math = EXACT if settings.exact else PLAIN
     diagonal = np.diagonal(seen.hessian)
     mean = float(np.add.reduce(diagonal)) / len(diagonal)
@@ -94,7 +93,7 @@ def _factor(seen: Moments, block_size: int, settings: QuantSettings, width: int)
         except NotPositiveDefiniteError:
             damp *= 10
             continue
-        return _Factor(damp, Solver(block_size, math, order, v), _Drift.of(seen, order, v, math, width), math)
+        return _Factor(damp, Solver(block_size, math, order, v), _Drift.of(seen, order, v, math), math)
     return None
 
 
@@ -106,14 +105,15 @@ class _Drift:
     fits the calibration set.
     """
 
-    moving: Callable[[F64], F64]
+    moving: Callable[[F64, slice], F64]
+    """From some outputs of the weights, side by side as they are, and which these are."""
 
     @staticmethod
-    def of(seen: Moments, order: NDArray[np.int64], v: F64, math: Arithmetic, width: int) -> _Drift:
-        """With more outputs than channels the system is solved once for all of them, else for each weight."""
+    def of(seen: Moments, order: NDArray[np.int64], v: F64, math: Arithmetic) -> _Drift:
+        """With more outputs than channels the system is solved once for all of them, else for some at a time."""
         drift, size = seen.drift, len(v)
         if drift is None or seen.paired < MIN_TOKENS_PER_CHANNEL * size:
-            return _Drift(lambda weight: weight)
+            return _Drift(lambda weight, _: weight)
         share = TARGET_SHARE * seen.tokens / seen.paired
 
         def solved(right: F64) -> F64:
@@ -122,16 +122,22 @@ class _Drift:
             x[order] = solve_upper_transposed(v, half, math.coarse)
             return share * x
 
-        times = math.times(drift if width < size else solved(drift))
-        return _Drift(lambda weight: weight + (solved(times(weight)) if width < size else times(weight)))
+        if drift.shape[1] < size:
+            return _Drift(lambda weight, outputs: weight + solved(drift[:, outputs]))
+        times = math.times(solved(drift))
+        return _Drift(lambda weight, _: weight + times(weight))
 
 
-def _calibrated(weight: Weight, grid: Grid, seen: Moments, factor: _Factor, settings: QuantSettings) -> Solved:
+def _calibrated(
+    weight: Weight, first: int, grid: Grid, seen: Moments, factor: _Factor, settings: QuantSettings
+) -> Solved:
+    """first: the outputs of the stage's weights before this one."""
     started = perf_counter()
 
     def one(outputs: slice) -> tuple[Codes, F64, F64]:
         wide = weight.columns(outputs).astype(np.float64)
-        target = factor.drift.moving(rotated(wide, grid.rotation) if grid.rotation else wide)
+        among = slice(first + outputs.start, first + outputs.stop)
+        target = factor.drift.moving(rotated(wide, grid.rotation) if grid.rotation else wide, among)
         codes = factor.solver.quantize(target, grid)
         values = codes.values()
         bias = np.zeros(wide.shape[1])

@@ -13,7 +13,7 @@ from phi4mm_export.quant.stages import Stage
 from phi4mm_export.spec.json_text import json_bytes, read_object
 
 INDEX = "statistics.json"
-VERSION = 2
+VERSION = 3
 
 
 class SavedStatistics:
@@ -60,8 +60,8 @@ class SavedStatistics:
             raise UsageError("the list of sample digests is missing", where=str(self._folder / INDEX))
         return samples
 
-    def load(self, number: int, channels: int) -> Moments | None:
-        """One stage's moments. Raises UsageError for a missing file or other shapes."""
+    def load(self, number: int, channels: int, outputs: int) -> Moments | None:
+        """The moments of a stage with so many outputs in all. Raises UsageError for a missing file or other shapes."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -75,7 +75,9 @@ class SavedStatistics:
             rows, columns = np.triu_indices(channels)
             hessian[rows, columns] = arrays["hessian"]
             hessian[columns, rows] = arrays["hessian"]
-            drift = arrays["drift"].astype(np.float64).reshape(channels, channels) if "drift" in arrays else None
+            drift = arrays["drift"].astype(np.float64) if "drift" in arrays else None
+            if drift is not None and drift.shape != (channels, min(channels, outputs)):
+                raise ValueError(f"the drift has the shape {list(drift.shape)}")
             return Moments(tokens, paired, arrays["mean_exact"], arrays["mean"], hessian, drift)
         except (OSError, KeyError, ValueError, IndexError, SafetensorError) as err:
             raise UsageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,3 +49,10 @@ class Weight:
         if transposed:
             return self._source.rows(outputs.start, outputs.stop, self.size)
         return self._source.columns(outputs.start, outputs.stop, self.width)
+
+
+def side_by_side(weights: Sequence[Weight]) -> F32 | None:
+    """All weights of a stage side by side, where they have fewer outputs than inputs: what `moments` is told."""
+    if sum(weight.width for weight in weights) >= weights[0].size:
+        return None
+    return np.concatenate([weight.columns(slice(0, weight.width)) for weight in weights], axis=1)
