@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.quant.graph import Graph
-from phi4mm_export.quant.sites import MATRIX_RANK, ONNX_DOMAINS
+from phi4mm_export.quant.hidden_weights import MATRIX_RANK
+from phi4mm_export.quant.sites import ONNX_DOMAINS
 
 COPIES = 2
 """Copies of each sample."""

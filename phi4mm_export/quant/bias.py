@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm_export.quant.graph import Graph, graph_of, names_read, set_nodes
+from phi4mm_export.quant.graph import Graph, free_ending, graph_of, names_read, set_nodes, value_names
 from phi4mm_export.quant.sites import ONNX_DOMAINS, Site
 
 if TYPE_CHECKING:
     import onnx
 
-SUFFIX = ".bias_corrected"
+SUFFIX, PRODUCT = ".bias_corrected", ".product"
 
 
 class BiasPlace(StrEnum):
@@ -55,10 +55,12 @@ def give_biases(graph: Graph, sites: Sequence[Site], *, all_sites: bool = True) 
     constants = dict(graph.constants)
     biases: dict[str, Bias] = {}
     inserted: dict[int, onnx.NodeProto] = {}
+    names = [site.label + SUFFIX for site in sites]
+    ending = free_ending([*names, *(name + PRODUCT for name in names)], value_names(model.graph).union(constants))
     for site in sites:
         if site.branch or not (all_sites or site.addend):
             continue
-        node, name = nodes[site.main], site.label + SUFFIX
+        node, name = nodes[site.main], site.label + SUFFIX + ending
         adding = _following_add(graph, site)
         if adding is not None:
             index, operand = adding
@@ -71,7 +73,7 @@ def give_biases(graph: Graph, sites: Sequence[Site], *, all_sites: bool = True) 
             biases[site.label] = Bias(name, BiasPlace.GEMM, site.output)
         else:
             values = np.zeros(site.N, site.float_type)
-            node.output[0] = f"{name}.product"
+            node.output[0] = site.label + SUFFIX + PRODUCT + ending
             inserted[site.main] = onnx.helper.make_node("Add", [node.output[0], name], [site.output])
             biases[site.label] = Bias(name, BiasPlace.OWN, site.output)
         constants[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(values), name)

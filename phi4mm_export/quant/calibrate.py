@@ -207,7 +207,7 @@ def _as_stored(site: Site, solved: Solved | None) -> NDArray[Any]:
     """The quantized weight in the form of the float one: alpha taken out, transposed back."""
     assert solved is not None, site.label
     values = solved.codes.values()
-    if site.alpha != 1.0:
+    if site.alpha not in (0.0, 1.0):
         values = values / site.alpha
     return np.ascontiguousarray(values.T if site.transposed else values).astype(site.float_type)
 

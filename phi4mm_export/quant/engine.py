@@ -20,7 +20,6 @@ from phi4mm_export.quant.finished import Outcome, file_digests
 from phi4mm_export.quant.graph import read_graph
 from phi4mm_export.quant.padding import plan_padding
 from phi4mm_export.quant.rewrite import Replacement, write_quantized
-from phi4mm_export.quant.rotation import rotation_size
 from phi4mm_export.quant.settings import (
     CalibrationReader,
     LayerReport,
@@ -32,6 +31,7 @@ from phi4mm_export.quant.settings import (
 from phi4mm_export.quant.sites import LeftAlone, Site, find_sites
 from phi4mm_export.quant.spill import Spill
 from phi4mm_export.quant.statistics import SavedStatistics
+from phi4mm_export.quant.rotation import rotation_size
 
 __all__ = [
     "CalibrationReader",
@@ -179,5 +179,5 @@ def _nothing(source: Path, left: Sequence[LeftAlone]) -> QualityError:
     return QualityError(
         f"no weight of the graph can be quantized{': ' + reasons if reasons else ''}",
         where=source.name,
-        fix="check --include and --exclude; weights must be constants of MatMul or Gemm",
+        fix="check --include and --exclude; weights must be constants of MatMul or Gemm that are stored, not computed",
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ class Graph:
 
     path: its folder is where external data lie. model: without the main graph's initializers. constants: these, by
     name in file order; values of big Constant nodes are among them. overridable: constants a caller may replace.
-    consumers: value name -> indices of the main nodes that read it, subgraphs included.
+    consumers: value name -> indices of the main nodes that read it, subgraphs included. sparse: names of the sparse
+    initializers, which stay in the model.
     """
 
     path: Path
@@ -36,6 +38,7 @@ class Graph:
     constants: Mapping[str, onnx.TensorProto]
     overridable: frozenset[str]
     consumers: Mapping[str, tuple[int, ...]] = field(repr=False)
+    sparse: frozenset[str] = frozenset()
 
     @property
     def nodes(self) -> list[onnx.NodeProto]:
@@ -45,7 +48,8 @@ class Graph:
     @property
     def inputs(self) -> tuple[str, ...]:
         """What a caller must feed."""
-        return tuple(value.name for value in self.model.graph.input if value.name not in self.constants)
+        given = self.sparse.union(self.constants)
+        return tuple(value.name for value in self.model.graph.input if value.name not in given)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -94,9 +98,17 @@ class Graph:
 def read_graph(path: Path) -> Graph:
     """The graph of an .onnx file, weights left where they are; big Constant nodes become initializers.
 
-    Raises CheckpointError for a file that holds no ONNX graph.
+    Raises CheckpointError for a file that holds no ONNX graph, or two constants of one name.
     """
     model = load_graph(path, where=str(path), error=CheckpointError)
+    names = Counter(tensor.name for tensor in model.graph.initializer)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise CheckpointError(
+            f"{some(twice)} {'is' if len(twice) == 1 else 'are'} stored more than once, expected one tensor a name",
+            where=path.name,
+            fix="write the graph again",
+        )
     constants = _take_constants(model.graph)
     return graph_of(path, model, constants)
 
@@ -109,7 +121,8 @@ def graph_of(path: Path, model: onnx.ModelProto, constants: Mapping[str, onnx.Te
         for name in sorted(names_read(node)):
             users.setdefault(name, []).append(index)
     consumers = {name: tuple(found) for name, found in users.items()}
-    return Graph(path, model, constants, frozenset(given.intersection(constants)), consumers)
+    sparse = frozenset(tensor.values.name for tensor in model.graph.sparse_initializer)
+    return Graph(path, model, constants, frozenset(given.intersection(constants)), consumers, sparse)
 
 
 def _take_constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
@@ -160,3 +173,23 @@ def outer_names(graph: onnx.GraphProto) -> set[str]:
         read |= names_read(node)
         own.update(node.output)
     return read - own
+
+
+def value_names(graph: onnx.GraphProto) -> set[str]:
+    """Names of all values of a graph, those of its bodies included."""
+    names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    names.update(tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        names.update(node.output)
+        for _, body in subgraphs(node):
+            names |= value_names(body)
+    return names
+
+
+def free_ending(names: Iterable[str], taken: set[str]) -> str:
+    """What to put behind new names so that none of them is taken: nothing where it can be helped."""
+    wanted, ending, number = list(names), "", 1
+    while any(name + ending in taken for name in wanted):
+        number += 1
+        ending = f".{number}"
+    return ending

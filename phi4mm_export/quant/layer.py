@@ -23,11 +23,11 @@ from phi4mm_export.quant.codes import Codes, Grid, joined
 from phi4mm_export.quant.finished import Outcome, Solved
 from phi4mm_export.quant.gptq import Solver, channel_order
 from phi4mm_export.quant.hessian import Moments, rotated_moments
-from phi4mm_export.quant.rotation import rotated
 from phi4mm_export.quant.rtn import round_to_nearest
 from phi4mm_export.quant.settings import Method, QuantSettings
 from phi4mm_export.quant.weight import Weight
 from phi4mm_export.weights.exact import F64
+from phi4mm_export.quant.rotation import rotated
 
 MAX_DAMP = 1.0
 SAMPLING_DAMP = 0.3
@@ -174,6 +174,8 @@ def _judged(weight: Weight, outputs: slice, wide: F64, values: F64, grid: Grid) 
     step = -(-weight.width // JUDGED_OUTPUTS)
     chosen = slice(-outputs.start % step, None, step)
     given = wide[:, chosen]
+    if not given.shape[1]:  # of very many outputs some tiles hold none that is judged
+        return np.zeros((3, *given.shape))
     nearest = round_to_nearest(np.ascontiguousarray(given, np.float32), grid).values()
     return np.stack([given, nearest - given, values[:, chosen] - given])
 

@@ -38,7 +38,8 @@ class Piece:
         fed = {name for name in read if name in variable or not is_small(graph, name)}
         self._small = [name for name in sorted(read - fed) if name in graph.constants]
         self.weights = tuple(name for name in sorted(fed) if name in graph.constants)
-        self.inputs = tuple(sorted(name for name in read if name not in graph.constants))
+        self._sparse = [t for t in graph.model.graph.sparse_initializer if t.values.name in read]
+        self.inputs = tuple(sorted(read.difference(graph.constants, graph.sparse)))
         self._graph, self._nodes = graph, list(nodes)
         self._session: Any = None
 
@@ -77,7 +78,7 @@ class Piece:
         ]
         wanted = [onnx.ValueInfoProto(name=name) for name in self.outputs]
         small = [self._graph.constants[name] for name in self._small]
-        body = helper.make_graph(self._nodes, "piece", given, wanted, small)
+        body = helper.make_graph(self._nodes, "piece", given, wanted, small, sparse_initializer=self._sparse)
         model = helper.make_model(body, opset_imports=source.opset_import, ir_version=source.ir_version)
         model.functions.extend(source.functions)
         return bytes(model.SerializeToString())

@@ -15,12 +15,12 @@ from phi4mm_export.graphs.fused import DOMAIN, DOMAIN_VERSION
 from phi4mm_export.package.write import DataFile, WrittenFile, write_file
 from phi4mm_export.quant.bias import Bias, BiasPlace
 from phi4mm_export.quant.codes import Codes, Grid
-from phi4mm_export.quant.graph import Graph, set_nodes, subgraphs
+from phi4mm_export.quant.graph import Graph, free_ending, set_nodes, subgraphs, value_names
 from phi4mm_export.quant.padding import Padding
-from phi4mm_export.quant.rotation import rotation_matrix
 from phi4mm_export.quant.sites import Site
 from phi4mm_export.spec.contract import data_file_name
 from phi4mm_export.weights.packing import pack
+from phi4mm_export.quant.rotation import rotation_matrix
 from phi4mm_export.weights.streams import TensorSpec
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 INLINE_NBYTES = 1 << 10
 """Tensors up to this size stay inside the graph file."""
-_BITS, _SCALES, _ZEROS = ".codes", ".scales", ".zeros"
+_SHAPE, _GROUPS, _MIXED = ".shape", ".groups", ".mixed"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Replacement:
     inputs: int = 0
     outputs: int = 0
     """Padded widths; 0 for those of the site."""
+    ending: str = ""
+    """Behind all new names, where one without it is taken already."""
 
     @property
     def in_features(self) -> int:
@@ -51,6 +53,48 @@ class Replacement:
     def out_features(self) -> int:
         """Outputs of the node."""
         return self.outputs or self.site.N
+
+    @property
+    def codes_name(self) -> str:
+        """MatMulNBits' input B."""
+        return f"{self.site.weight}.codes{self.ending}"
+
+    @property
+    def scales_name(self) -> str:
+        """Its input scales."""
+        return f"{self.site.weight}.scales{self.ending}"
+
+    @property
+    def zeros_name(self) -> str:
+        """Its input zero_points."""
+        return f"{self.site.weight}.zeros{self.ending}"
+
+    @property
+    def flipped_name(self) -> str:
+        """The transposed input."""
+        return f"{self.site.weight}.input{self.ending}"
+
+    @property
+    def rotated_name(self) -> str:
+        """The rotated input, and the beginning of the names of the steps to it."""
+        return f"{self.site.input}.rotated{self.grid.rotation}{self.ending}"
+
+    @property
+    def matrix_name(self) -> str:
+        """The rotation matrix."""
+        return f"phi4mm.rotation.{self.grid.rotation}.{self.site.float_type}{self.ending}"
+
+    @property
+    def groups_name(self) -> str:
+        """The shape of rotated rows."""
+        return f"phi4mm.rotation.{self.grid.rotation}.groups{self.ending}"
+
+    @property
+    def new_names(self) -> tuple[str, ...]:
+        """All of them."""
+        steps = [self.rotated_name + step for step in ("", _SHAPE, _GROUPS, _MIXED)]
+        names = (self.codes_name, self.scales_name, self.zeros_name, self.flipped_name)
+        return (*names, self.matrix_name, self.groups_name, *steps)
 
 
 def write_quantized(
@@ -73,9 +117,12 @@ def write_quantized(
     model.CopyFrom(graph.model)
     padding = padding or Padding()
     _forget_shapes(model.graph, padding.values)
+    taken = value_names(model.graph).union(graph.constants)
+    ending = free_ending([name for replacement in replacements for name in replacement.new_names], taken)
+    wider = [(padding.inputs.get(r.site.label, 0), padding.outputs.get(r.site.label, 0)) for r in replacements]
     replacements = [
-        replace(r, inputs=padding.inputs.get(r.site.label, 0), outputs=padding.outputs.get(r.site.label, 0))
-        for r in replacements
+        replace(r, inputs=inputs, outputs=outputs, ending=ending)
+        for r, (inputs, outputs) in zip(replacements, wider, strict=True)
     ]
     gone = {replacement.site.weight for replacement in replacements}
     for replacement in replacements:
@@ -139,13 +186,13 @@ def _external(out: DataFile, spec: TensorSpec, pieces: Iterable[NDArray[Any]]) -
 
 def _write_codes(out: DataFile, replacement: Replacement) -> list[onnx.TensorProto]:
     """Codes [N, blocks, block * bits / 8], scales [N, blocks] and packed zero points [N, ceil(blocks * bits / 8)]."""
-    codes, weight = (
-        _padded(replacement.load(), replacement.in_features, replacement.out_features),
-        replacement.site.weight,
-    )
-    arrays = {weight + _BITS: packed_codes(codes), weight + _SCALES: np.ascontiguousarray(codes.scales.T)}
+    codes = _padded(replacement.load(), replacement.in_features, replacement.out_features)
+    arrays = {
+        replacement.codes_name: packed_codes(codes),
+        replacement.scales_name: np.ascontiguousarray(codes.scales.T),
+    }
     if codes.zeros is not None:
-        arrays[weight + _ZEROS] = packed_zeros(codes)
+        arrays[replacement.zeros_name] = packed_zeros(codes)
     return [
         _external(out, TensorSpec(name, ir.DataType.from_numpy(values.dtype), values.shape), [values])
         for name, values in arrays.items()
@@ -204,9 +251,11 @@ def _replace(graph: onnx.GraphProto, replacement: Replacement, bias: Bias | None
     holder = graph if not site.branch else dict(subgraphs(graph.node[site.main]))[site.branch]
     node = holder.node[site.position]
     inside = bias is not None and bias.place is not BiasPlace.ADD
-    zeros = "" if grid.symmetric else site.weight + _ZEROS
-    source = _flipped(site) if site.flip_input else _rotated(site, grid) if grid.rotation else site.input
-    inputs = [source, site.weight + _BITS, site.weight + _SCALES, zeros, "", bias.name if bias and inside else ""]
+    zeros = "" if grid.symmetric else replacement.zeros_name
+    turned = replacement.rotated_name if grid.rotation else site.input
+    source = replacement.flipped_name if site.flip_input else turned
+    weight = [replacement.codes_name, replacement.scales_name, zeros]
+    inputs = [source, *weight, "", bias.name if bias and inside else ""]
     while not inputs[-1]:
         inputs.pop()
     level = {"accuracy_level": accuracy_level} if accuracy_level else {}
@@ -233,7 +282,7 @@ def _settle(graph: onnx.GraphProto, replacements: Sequence[Replacement], biases:
 
     used = [biases[r.site.label] for r in replacements if r.site.label in biases]
     own = {bias.name for bias in used if bias.place is BiasPlace.OWN}
-    flipped = {r.site.main: r.site for r in replacements if r.site.flip_input}
+    flipped = {r.site.main: r for r in replacements if r.site.flip_input}
     turned = {r.site.main: r for r in replacements if r.grid.rotation}
     done: set[str] = set()
     nodes: list[onnx.NodeProto] = []
@@ -241,8 +290,9 @@ def _settle(graph: onnx.GraphProto, replacements: Sequence[Replacement], biases:
         if node.op_type == "Add" and own.intersection(node.input):
             continue
         if index in flipped:
-            site = flipped[index]
-            nodes.append(onnx.helper.make_node("Transpose", [site.input], [_flipped(site)], perm=[1, 0]))
+            turning = flipped[index]
+            output = turning.flipped_name
+            nodes.append(onnx.helper.make_node("Transpose", [turning.site.input], [output], perm=[1, 0]))
         if index in turned and turned[index].site.input not in done:
             done.add(turned[index].site.input)
             nodes += _rotation_nodes(turned[index])
@@ -250,22 +300,16 @@ def _settle(graph: onnx.GraphProto, replacements: Sequence[Replacement], biases:
     set_nodes(graph, nodes)
 
 
-def _rotated(site: Site, grid: Grid) -> str:
-    return f"{site.input}.rotated{grid.rotation}"
-
-
 def _rotation_nodes(replacement: Replacement) -> list[onnx.NodeProto]:
     """Rows of `rotation` channels times the rotation, whatever the rank of the input."""
     import onnx
 
-    site, grid = replacement.site, replacement.grid
-    matrix, groups = _rotation_names(replacement)
-    result = _rotated(site, grid)
+    source, result = replacement.site.input, replacement.rotated_name
     steps = [
-        ("Shape", [site.input], f"{result}.shape"),
-        ("Reshape", [site.input, groups], f"{result}.groups"),
-        ("MatMul", [f"{result}.groups", matrix], f"{result}.mixed"),
-        ("Reshape", [f"{result}.mixed", f"{result}.shape"], result),
+        ("Shape", [source], result + _SHAPE),
+        ("Reshape", [source, replacement.groups_name], result + _GROUPS),
+        ("MatMul", [result + _GROUPS, replacement.matrix_name], result + _MIXED),
+        ("Reshape", [result + _MIXED, result + _SHAPE], result),
     ]
     return [onnx.helper.make_node(kind, inputs, [output], name=output) for kind, inputs, output in steps]
 
@@ -277,16 +321,6 @@ def _rotation_constants(replacements: Sequence[Replacement]) -> list[onnx.Tensor
     for replacement in replacements:
         size = replacement.grid.rotation
         if size:
-            matrix, groups = _rotation_names(replacement)
-            arrays[matrix] = rotation_matrix(size).astype(replacement.site.float_type)
-            arrays[groups] = np.array([-1, size], np.int64)
+            arrays[replacement.matrix_name] = rotation_matrix(size).astype(replacement.site.float_type)
+            arrays[replacement.groups_name] = np.array([-1, size], np.int64)
     return [onnx.numpy_helper.from_array(array, name) for name, array in sorted(arrays.items())]
-
-
-def _rotation_names(replacement: Replacement) -> tuple[str, str]:
-    size, kind = replacement.grid.rotation, replacement.site.float_type
-    return f"phi4mm.rotation.{size}.{kind}", f"phi4mm.rotation.{size}.groups"
-
-
-def _flipped(site: Site) -> str:
-    return f"{site.weight}.input"

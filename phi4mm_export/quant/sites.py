@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from phi4mm_export.graphs.fused import DOMAIN
 from phi4mm_export.quant.graph import Graph, subgraphs
+from phi4mm_export.quant.hidden_weights import MATRIX_RANK, HiddenWeights, in_functions
 from phi4mm_export.quant.settings import QuantSettings
 
 if TYPE_CHECKING:
     import onnx
 
 ONNX_DOMAINS = ("", "ai.onnx")
-MATRIX_RANK = 2
+PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul"})
 
 
 @dataclass(frozen=True)
@@ -90,34 +91,51 @@ class _Product:
 
 def find_sites(graph: Graph, settings: QuantSettings) -> tuple[tuple[Site, ...], tuple[LeftAlone, ...]]:
     """Sites to quantize in graph order, and the products with constants that stay as they are."""
-    uses = _uses(graph.model.graph)
-    labels = Counter[str]()
+    uses, hidden, labels = _uses(graph.model.graph), HiddenWeights(graph), set[str]()
     sites: list[Site] = []
     left: list[LeftAlone] = []
-    for rank, product in enumerate(_products(graph)):
+    products = list(_products(graph))
+    for rank, product in enumerate(products):
         node, name = product.node, product.node.input[1] if len(product.node.input) > 1 else ""
         tensor = product.own.get(name, graph.constants.get(name))
         if tensor is None:
+            found = hidden.of(node)
+            if found is not None:
+                left.append(_left_alone(_free_label(node.name or name, labels), found.tensor, found.reason, rank))
             continue
-        label = node.name or node.input[1]
-        labels[label] += 1
-        if labels[label] > 1:
-            label = f"{label}#{labels[label]}"
+        label = _free_label(node.name or name, labels)
         site = _site(label, product, tensor, rank)
         reason = (
             ("stands in a nested body" if product.nested else "")
             or ("is a constant of a body" if name in product.own else "")
             or _refusal(graph, site, node, tensor, uses[name])
+            or ("its input is a constant too" if {node.input[0]} & (graph.constants.keys() | product.own) else "")
             or ("is an input a caller may replace" if tensor.name in graph.overridable else "")
             or _not_wanted(label, node, settings)
         )
         if site is None or reason:
-            dims = list(tensor.dims)
-            nbytes = int(np.prod(dims, dtype=np.int64)) * _itemsize(tensor)
-            left.append(LeftAlone(label, tensor.name, *_two(dims), nbytes, reason or "is not a matrix", rank))
+            left.append(_left_alone(label, tensor, reason or "is not a matrix", rank))
         else:
             sites.append(site)
+    for label, found in in_functions(graph, PRODUCTS):
+        left.append(_left_alone(_free_label(label, labels), found.tensor, found.reason, len(products) + len(left)))
     return tuple(sites), tuple(left)
+
+
+def _free_label(wanted: str, taken: set[str]) -> str:
+    """A label no other product has, and from now on nobody's."""
+    label, number = wanted, 1
+    while label in taken:
+        number += 1
+        label = f"{wanted}#{number}"
+    taken.add(label)
+    return label
+
+
+def _left_alone(label: str, tensor: onnx.TensorProto, reason: str, rank: int) -> LeftAlone:
+    dims = list(tensor.dims)
+    nbytes = int(np.prod(dims, dtype=np.int64)) * _itemsize(tensor)
+    return LeftAlone(label, tensor.name, *_two(dims), nbytes, reason, rank)
 
 
 def _products(graph: Graph) -> Iterator[_Product]:
@@ -156,8 +174,8 @@ def _own_constants(body: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 
 
 def _is_product(node: onnx.NodeProto) -> bool:
-    return (node.op_type in ("MatMul", "Gemm") and node.domain in ONNX_DOMAINS) or (
-        node.op_type == "FusedMatMul" and node.domain == DOMAIN
+    return node.op_type in PRODUCTS and (
+        node.domain == DOMAIN if node.op_type == "FusedMatMul" else node.domain in ONNX_DOMAINS
     )
 
 
@@ -194,7 +212,7 @@ def _refusal(graph: Graph, site: Site | None, node: onnx.NodeProto, tensor: onnx
     import onnx
 
     if site is None:
-        return f"has {len(tensor.dims)} dims, not 2"
+        return f"has {len(tensor.dims)} {'dim' if len(tensor.dims) == 1 else 'dims'}, not 2"
     if tensor.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
         return f"is {onnx.TensorProto.DataType.Name(tensor.data_type).lower()}, not float32 or float16"
     if uses > 1:

@@ -267,3 +267,15 @@ def test_damping_grows_where_tokens_are_few(tmp_path: Path) -> None:
     few, many = (quantized(source, tmp_path / str(n), feeds(n, 64, seed=1)).layers[0].damp for n in (1, 30))
     assert few == pytest.approx(0.01 + 0.3 * 64 / 64)
     assert many == pytest.approx(0.01 + 0.3 * 64 / (30 * 64))
+
+
+def test_a_vocabulary_of_many_outputs_is_calibrated(tmp_path: Path) -> None:
+    width = 200_064  # so many that most tiles of outputs hold none of those that are judged
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="head")
+    source = save(tmp_path / "wide.onnx", [node], {"w": matrix(16, width)}, channels=16, width=width)
+    settings = QuantSettings(method=Method.GPTQ, block_size=16, augment=False)
+    result = quantize_graph(source, tmp_path / "out.onnx", reader=Reader(feeds(2, 16, seed=1)), settings=settings)
+    (layer,) = result.layers
+    assert layer.method_used == "gptq"
+    assert layer.error_after is not None
+    assert 0 < layer.error_after < 0.3
