@@ -6,6 +6,7 @@ weights. Nothing is optimized: every node is computed as it stands, however the 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class Piece:
         self.inputs = tuple(sorted(read.difference(graph.constants, graph.sparse)))
         self._graph, self._nodes = graph, list(nodes)
         self._session: Any = None
+        self._lock = threading.Lock()
 
     def run(self, feeds: Arrays) -> list[NDArray[Any]]:
         """The outputs for one sample. The session is made from the first feeds' element types.
@@ -50,6 +52,18 @@ class Piece:
         """
         onnxruntime = import_onnxruntime("calibrating")
         try:
+            session = self._ready(onnxruntime, feeds)
+            return [np.asarray(value) for value in session.run(list(self.outputs), dict(feeds))]
+        except native_faults(onnxruntime) as err:
+            raise CheckpointError(
+                f"onnxruntime cannot run this graph on a calibration sample: {first_line(err)}",
+                where=self._graph.path.name,
+                fix="check the graph with `phi4mm validate`, and the sample's names, shapes and element types",
+            ) from err
+
+    def _ready(self, onnxruntime: Any, feeds: Arrays) -> Any:
+        """The session; the first of the threads that ask makes it."""
+        with self._lock:
             if self._session is None:
                 options = onnxruntime.SessionOptions()
                 options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -57,13 +71,7 @@ class Piece:
                 options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
                 model = self._model(feeds)
                 self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-            return [np.asarray(value) for value in self._session.run(list(self.outputs), dict(feeds))]
-        except native_faults(onnxruntime) as err:
-            raise CheckpointError(
-                f"onnxruntime cannot run this graph on a calibration sample: {first_line(err)}",
-                where=self._graph.path.name,
-                fix="check the graph with `phi4mm validate`, and the sample's names, shapes and element types",
-            ) from err
+            return self._session
 
     def _model(self, feeds: Arrays) -> bytes:
         import onnx

@@ -151,9 +151,7 @@ class Streams:
             for name, value in zip(piece.outputs, values, strict=True):
                 self.spill.put((stream, index, name), value)
 
-        if samples:
-            one(samples[0])
-        each(one, samples[1:], self.jobs)
+        each(one, samples, self.jobs)
 
     def _weights(self, piece: Piece, stream: str) -> dict[str, NDArray[Any]]:
         changed = self.weights if stream == QUANTIZED else {}
