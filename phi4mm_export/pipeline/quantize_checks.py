@@ -7,6 +7,30 @@ from pathlib import Path
 from phi4mm_export.errors import CheckpointError, PackageError, Phi4mmError, some
 from phi4mm_export.package.graph_io import read_graph_io
 from phi4mm_export.pipeline.validate import validate
+from phi4mm_export.quant.graph import read_graph
+
+MESSAGE_CHARACTERS = 300
+"""What is shown of a message of the checker, which may hold whole nodes."""
+
+
+def check_source(source: Path) -> None:
+    """The source is ONNX by its own rules, so that a fault of the result would be ours.
+
+    Raises CheckpointError; what is wrong with its data files is said as `bytes_of` says it.
+    """
+    import onnx
+
+    graph = read_graph(source)
+    for name in graph.constants:
+        graph.bytes_of(name)
+    try:
+        onnx.checker.check_model(str(source))
+    except onnx.checker.ValidationError as err:
+        raise CheckpointError(
+            f"the graph is not valid ONNX: {_in_a_line(err)}",
+            where=source.name,
+            fix="write the graph again; onnx.checker.check_model must accept it",
+        ) from err
 
 
 def check_graph(source: Path, target: Path) -> None:
@@ -20,7 +44,7 @@ def check_graph(source: Path, target: Path) -> None:
         onnx.checker.check_model(str(target))
     except onnx.checker.ValidationError as err:
         raise Phi4mmError(
-            f"the quantized graph is not valid: {str(err).strip().splitlines()[0]}",
+            f"the quantized graph is not valid: {_in_a_line(err)}",
             where=target.name,
             fix="this is a bug of phi4mm: please report it",
         ) from err
@@ -49,3 +73,8 @@ def check_package(source: Path, result: Path) -> None:
             where=result.name,
             fix="run phi4mm validate on the source; if it is fine, please report this",
         )
+
+
+def _in_a_line(err: Exception) -> str:
+    """What the checker says, which it spreads over lines."""
+    return " ".join(str(err).split()).rstrip(".")[:MESSAGE_CHARACTERS]

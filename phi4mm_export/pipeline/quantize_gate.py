@@ -104,7 +104,10 @@ class Reference:
 
 
 def judge(report: GateReport, *, fallbacks: int, layers: int) -> None:
-    """Raise QualityError, with figure and threshold, when a report misses the limit or is no better than rounding."""
+    """Raise QualityError, with figure and threshold, when a report misses the limit or is no better than rounding.
+
+    A result without any error passes: nothing is better.
+    """
     figure = report.quantized.mean_rel_l2
     place = f"{report.output}, {report.samples} {report.judged_on}"
     if not figure <= report.max_rel_l2:
@@ -113,7 +116,7 @@ def judge(report: GateReport, *, fallbacks: int, layers: int) -> None:
             where=place,
             fix="give more calibration data, --bits 8 or a smaller --block-size; --no-quality-gate keeps the result",
         )
-    if report.rounded is not None and not figure < report.rounded.mean_rel_l2:
+    if report.rounded is not None and figure and not figure < report.rounded.mean_rel_l2:
         rounded = f"; {fallbacks} of {layers} layers fell back to rounding" if fallbacks else ""
         raise QualityError(
             f"relative L2 error {figure:.4f}, not better than rounding to nearest with "
@@ -140,7 +143,11 @@ def main_output(session: Any, graph: Path) -> str:
     for value in session.get_outputs():
         if value.type in ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)"):
             return str(value.name)
-    raise CheckpointError("the graph has no output with float elements to judge by", where=graph.name)
+    raise CheckpointError(
+        "the graph has no output with float elements to judge by",
+        where=graph.name,
+        fix="make the values before it an output, or pass --no-quality-gate",
+    )
 
 
 def run_one(session: Any, output: str, feeds: Feeds, graph: Path) -> NDArray[Any]:

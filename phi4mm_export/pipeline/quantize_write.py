@@ -19,7 +19,7 @@ from phi4mm_export.package.replace_graph import copy_files, plan_copy
 from phi4mm_export.package.room import check_room
 from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.pipeline.export import SIDE_NBYTES
-from phi4mm_export.pipeline.quantize_checks import check_graph, check_package
+from phi4mm_export.pipeline.quantize_checks import check_graph, check_package, check_source
 from phi4mm_export.pipeline.quantize_engines import Engine, check_engine
 from phi4mm_export.pipeline.quantize_gate import GateReport, check_limit
 from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress, run_job
@@ -102,6 +102,7 @@ def carry_out(request: Request) -> QuantizeReport:
     """Quantize, judge and publish. Raises as `quantize`; after an error nothing stands under the target's name."""
     check_engine(request.engine, request.algorithm, request.settings)
     check_limit(request.max_rel_l2)
+    check_source(request.graph)
     target, package = request.target, request.package
     if package is not None and target.is_relative_to(real_path(package.path)) and target != real_path(package.path):
         raise UsageError("the target lies inside the source package", where=str(target), fix="choose another place")

@@ -53,17 +53,26 @@ class _Factor:
 def solve_stage(
     weights: Sequence[Weight], grids: Sequence[Grid], seen: Moments | None, settings: QuantSettings
 ) -> list[Solved]:
-    """weights: of the products that share one input, with the grid of each."""
-    both = list(zip(weights, grids, strict=True))
+    """weights: of the products that share one input, with the grid of each.
+
+    Raises CheckpointError for a weight that is not finite, or of which nothing is left.
+    """
+    solved = _solved(list(zip(weights, grids, strict=True)), seen, settings)
+    for weight, one in zip(weights, solved, strict=True):
+        weight.refuse_scales_of_zero(one.codes.scales)
+    return solved
+
+
+def _solved(both: Sequence[tuple[Weight, Grid]], seen: Moments | None, settings: QuantSettings) -> list[Solved]:
     if settings.method is not Method.GPTQ:
         return [_nearest(weight, grid, None, "") for weight, grid in both]
     if seen is None:
         return [_nearest(weight, grid, None, "no calibration sample reaches it") for weight, grid in both]
     if not (np.isfinite(seen.hessian).all() and np.isfinite(seen.mean).all() and np.isfinite(seen.mean_exact).all()):
         return [_nearest(weight, grid, None, "its calibration inputs are not finite") for weight, grid in both]
-    sizes = {grid.rotation for grid in grids}
+    sizes = {grid.rotation for _, grid in both}
     inputs = {size: rotated_moments(seen, size, jobs=settings.jobs) if size else seen for size in sizes}
-    kinds = {(grid.block_size, grid.rotation) for grid in grids}
+    kinds = {(grid.block_size, grid.rotation) for _, grid in both}
     factors = {kind: _factor(inputs[kind[1]], kind[0], settings) for kind in sorted(kinds)}
     solved: list[Solved] = []
     first = 0

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from phi4mm_export.errors import CheckpointError
 from phi4mm_export.quant.graph import Graph
 from phi4mm_export.quant.sites import Site
 from phi4mm_export.weights.exact import F32
@@ -24,6 +25,7 @@ class Weight:
     def __init__(self, graph: Graph, site: Site) -> None:
         self.size, self.width = site.K, site.N
         self._site = site
+        self._place = f"{graph.path.name}: {site.weight}"
         source = graph.bytes_of(site.weight)
         streamed = source.path is not None and source.nbytes > WHOLE_NBYTES
         self._source = source if streamed else None
@@ -35,11 +37,30 @@ class Weight:
         return (slice(start, min(start + TILE_OUTPUTS, self.width)) for start in starts)
 
     def columns(self, outputs: slice) -> F32:
-        """float32 [K, n] of a range of outputs."""
+        """float32 [K, n] of a range of outputs. Raises CheckpointError for values that are not finite."""
         stored = self._read(outputs).astype(np.float32)
+        finite = np.isfinite(stored)
+        if not finite.all():
+            raise CheckpointError(
+                f"found values that are NaN or infinite ({int(np.count_nonzero(~finite)):,}), expected finite weights",
+                where=self._place,
+                fix=f"fetch the graph again, or leave the weight as it is with --exclude {self._site.label!r}",
+            )
         acting = stored.T if self._site.transposed else stored
         alpha = self._site.alpha
         return np.ascontiguousarray(acting if alpha == 1.0 else acting * np.float32(alpha))
+
+    def refuse_scales_of_zero(self, scales: NDArray[Any]) -> None:
+        """Raise CheckpointError when nothing of the weight is left because its scales became 0 in their type."""
+        if scales.any():
+            return
+        peak = max((float(np.abs(self.columns(outputs)).max()) for outputs in self.tiles()), default=0.0)
+        if peak:
+            raise CheckpointError(
+                f"the largest value is {peak:.3g}, too small for scales in {scales.dtype}",
+                where=self._place,
+                fix=f"leave the weight as it is with --exclude {self._site.label!r}, or use a graph in float32",
+            )
 
     def _read(self, outputs: slice) -> NDArray[Any]:
         transposed = self._site.transposed

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +18,10 @@ from phi4mm_export.runtime.calibration_samples import Feeds, GraphInput, Samples
 from phi4mm_export.runtime.calibration_sources import SampleKind, choose, find_files
 from phi4mm_export.runtime.media import MAX_NBYTES
 
-_SAFE_CASTS = {"b": "b", "i": "iu", "u": "iu", "f": "fV", "V": "fV"}
+_SAFE_CASTS = {"b": "b", "i": "iu", "u": "iu", "f": "f", "V": "f"}
 """Kinds of stored elements by kind of input: floats for floats (V: bfloat16), integers for integers, bool for bool."""
+_STORED_BFLOAT16 = np.dtype("V2")
+"""What numpy writes for bfloat16, of which its format has no name."""
 
 
 class NpzReader(Samples):
@@ -96,14 +99,18 @@ def _fitted(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, GraphInput]
 
 
 def _one(key: str, array: NDArray[Any], wanted: GraphInput, name: str) -> NDArray[Any]:
-    dims = [-1 if dim is None else dim for dim in wanted.dims]
+    if array.dtype == _STORED_BFLOAT16 and wanted.dtype.kind in "fV":
+        array = array.view(ml_dtypes.bfloat16)
+    given = array.shape if wanted.dims is None else wanted.dims
+    dims = [-1 if dim is None else dim for dim in given]
     fits = array.ndim == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, array.shape, strict=True))
     if not fits:
         shown = ", ".join("any" if dim == -1 else str(dim) for dim in dims)
         raise UsageError(f"{key} has shape {list(array.shape)}, expected [{shown}]", where=name)
-    if array.dtype.kind not in _SAFE_CASTS.get(wanted.dtype.kind, wanted.dtype.kind):
+    bfloat16 = array.dtype == ml_dtypes.bfloat16
+    if array.dtype.kind not in _SAFE_CASTS.get(wanted.dtype.kind, wanted.dtype.kind) and not bfloat16:
         raise UsageError(f"{key} holds {array.dtype}, expected {wanted.dtype}", where=name)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    if (bfloat16 or array.dtype.kind == "f") and not np.isfinite(array).all():
         raise UsageError(f"{key} contains values that are NaN or infinite", where=name)
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, wanted.dtype)

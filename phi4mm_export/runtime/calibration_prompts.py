@@ -126,7 +126,7 @@ def decoder_feeds(
     arrays = {package.tensor_name(Component.DECODER, key): value for key, value in known.items()}
     for name, wanted in inputs.items():
         if name not in arrays:
-            dims = [1 if axis == 0 else dim or 0 for axis, dim in enumerate(wanted.dims)]
+            dims = [1 if axis == 0 else dim or 0 for axis, dim in enumerate(wanted.dims or ())]
             arrays[name] = np.zeros(dims, wanted.dtype)
     return fit(arrays, inputs, graph)
 

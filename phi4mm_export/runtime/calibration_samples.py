@@ -82,10 +82,10 @@ def subset(reader: Samples, indices: Sequence[int]) -> Samples:
 
 @dataclass(frozen=True)
 class GraphInput:
-    """One input that a caller must feed: numpy element type, and dims (None where symbolic)."""
+    """One input that a caller must feed: numpy element type, and dims (None where symbolic; None for any shape)."""
 
     dtype: np.dtype[Any]
-    dims: tuple[int | None, ...]
+    dims: tuple[int | None, ...] | None
 
 
 def graph_inputs(path: Path, name: str | None = None) -> dict[str, GraphInput]:
@@ -94,10 +94,13 @@ def graph_inputs(path: Path, name: str | None = None) -> dict[str, GraphInput]:
 
     graph = load_graph(path, where=name).graph
     defaults = {tensor.name for tensor in graph.initializer}
+    defaults.update(tensor.values.name for tensor in graph.sparse_initializer)
     return {
         value.name: GraphInput(
             np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)),
-            tuple(d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim),
+            tuple(d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim)
+            if value.type.tensor_type.HasField("shape")
+            else None,
         )
         for value in graph.input
         if value.name not in defaults

@@ -65,4 +65,4 @@ def refuse(faults: Sequence[UsageError]) -> None:
     if len(by_name) == 1:
         raise next(iter(by_name.values()))
     listed = some(f"{name} ({fault.what})" for name, fault in by_name.items())
-    raise UsageError(f"{len(by_name):,} media files cannot be used: {listed}", fix="replace them or leave them out")
+    raise UsageError(f"{len(by_name):,} files cannot be used: {listed}", fix="replace them or leave them out")

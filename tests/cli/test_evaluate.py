@@ -83,7 +83,7 @@ def test_unusable_media_are_exit_2_and_every_file_is_named(packages: tuple[Path,
     write_picture(tmp_path, "good.png")
     result = typed(packages[0], "--against", packages[1], "--images", tmp_path)
     assert result.exit_code == 2
-    assert "2 media files cannot be used" in result.stderr
+    assert "2 files cannot be used" in result.stderr
     assert "text.jpg" in result.stderr
     assert "empty.png" in result.stderr
     assert "Traceback" not in result.stderr

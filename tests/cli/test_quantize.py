@@ -193,6 +193,42 @@ def test_the_result_is_kept_all_the_same_when_asked(model: Path, feeds: Path, tm
     assert "not judged (--no-quality-gate)" in result.stderr
 
 
+def test_a_graph_that_is_no_valid_onnx_is_exit_3_before_any_work(model: Path, feeds: Path, tmp_path: Path) -> None:
+    graph = onnx.load(model)
+    nodes = list(graph.graph.node)
+    del graph.graph.node[:]
+    graph.graph.node.extend(reversed(nodes))
+    onnx.save(graph, model)
+    result = run(model, "-o", tmp_path / "out.onnx", "--calibration", feeds)
+    assert result.exit_code == 3
+    assert "model.onnx: the graph is not valid ONNX: Nodes in a graph must be topologically sorted" in result.stderr
+    assert names(tmp_path) == ["feeds", "in"]
+
+
+def test_a_result_without_any_error_passes(tmp_path: Path, feeds: Path) -> None:
+    model = write_model(tmp_path / "in" / "model.onnx")
+    graph = onnx.load(model)
+    for tensor in graph.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros_like(values), tensor.name))
+    onnx.save(graph, model)
+    result = run(model, "-o", tmp_path / "out.onnx", "--calibration", feeds, "--no-bias-correction")
+    assert result.exit_code == 0, result.stderr
+
+
+def test_a_graph_without_a_float_output_is_quantized_unjudged_only(model: Path, feeds: Path, tmp_path: Path) -> None:
+    graph = onnx.load(model)
+    graph.graph.node.append(onnx.helper.make_node("ArgMax", ["y"], ["best"], axis=1))
+    del graph.graph.output[:]
+    graph.graph.output.append(onnx.helper.make_tensor_value_info("best", onnx.TensorProto.INT64, ["b", 1]))
+    onnx.save(graph, model)
+    options = [model, "-o", tmp_path / "out.onnx", "--calibration", feeds]
+    result = run(*options)
+    assert result.exit_code == 3
+    assert "no output with float elements to judge by; make the values before it an output, or pass" in result.stderr
+    assert run(*options, "--no-quality-gate").exit_code == 0
+
+
 def test_samples_of_another_world_do_not_pass_as_better_than_rounding(model: Path, tmp_path: Path) -> None:
     calibration = tmp_path / "ones"
     calibration.mkdir()

@@ -77,7 +77,7 @@ def test_pictures_that_would_end_the_process_are_all_named_at_once(gated_package
     folder = write_undecodable(tmp_path / "pages")
     with pytest.raises(UsageError) as caught:
         VisionCalibrationReader(gated_package, folder)
-    assert caught.value.what.startswith("3 media files cannot be used")
+    assert caught.value.what.startswith("3 files cannot be used")
     for name in ("half.jpg", "notes.jpg", "zero.png"):
         assert name in caught.value.what
 

@@ -259,7 +259,7 @@ def test_all_unusable_media_are_named_at_once_before_a_graph_runs(
     (tmp_path / "half.jpg").write_bytes(b"\xff\xd8\xff\xe0")
     (tmp_path / "noise.wav").write_bytes(b"RIFF")
     stages: list[str] = []
-    with pytest.raises(UsageError, match="2 media files cannot be used") as caught:
+    with pytest.raises(UsageError, match="2 files cannot be used") as caught:
         evaluate(
             int4_package,
             float_package,

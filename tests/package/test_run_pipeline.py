@@ -94,7 +94,7 @@ def test_a_library_call_leaves_the_process_as_it_was(
 
 def test_all_unusable_media_files_are_named_at_once(gated_package: Path, tmp_path: Path) -> None:
     (tmp_path / "half.jpg").write_bytes(b"\xff\xd8\xff\xe0")
-    with pytest.raises(UsageError, match="3 media files cannot be used") as caught:
+    with pytest.raises(UsageError, match="3 files cannot be used") as caught:
         run(
             gated_package,
             prompt="What?",

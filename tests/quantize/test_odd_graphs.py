@@ -137,3 +137,34 @@ def test_a_name_that_is_stored_twice_is_refused(tmp_path: Path) -> None:
     onnx.save(model, source)
     with pytest.raises(CheckpointError, match="w1 is stored more than once, expected one tensor a name"):
         quantize_graph(source, tmp_path / "q.onnx", reader=None, settings=QuantSettings(method=Method.RTN))
+
+
+@pytest.mark.parametrize("method", [Method.RTN, Method.GPTQ])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_is_refused_with_the_way_to_leave_it_out(
+    tmp_path: Path, method: Method, value: float
+) -> None:
+    source = two_layers(tmp_path / "m.onnx")
+    model = onnx.load(source)
+    bad = matrix(64, 48)
+    bad[3, 5] = value
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(bad, "w1"))
+    onnx.save(model, source)
+    given = Reader(feeds(2, 64, seed=1))
+    message = r"m.onnx: w1: found values that are NaN or infinite \(1\), .* --exclude 'first'"
+    with pytest.raises(CheckpointError, match=message):
+        quantize_graph(source, tmp_path / "q.onnx", reader=given, settings=QuantSettings(method=method))
+    settings = QuantSettings(method=method, exclude=("first",))
+    result = quantize_graph(source, tmp_path / "q.onnx", reader=None, settings=settings) if method == "rtn" else None
+    assert result is None or [layer.method_used for layer in result.layers] == ["kept", "rtn"]
+
+
+@pytest.mark.parametrize("method", [Method.RTN, Method.GPTQ])
+def test_weights_too_small_for_the_element_type_of_their_scales_are_refused(tmp_path: Path, method: Method) -> None:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="only")
+    tiny = (matrix(64, 48) * 2e-6).astype(np.float16)
+    source = save(tmp_path / "m.onnx", [node], {"w": tiny}, channels=64, width=48, element=onnx.TensorProto.FLOAT16)
+    given = [{"x": feed["x"].astype(np.float16)} for feed in feeds(2, 64, seed=1)]
+    settings = QuantSettings(method=method, bits=8)
+    with pytest.raises(CheckpointError, match=r"m.onnx: w: the largest value is .*, too small for scales in float16"):
+        quantize_graph(source, tmp_path / "q.onnx", reader=Reader(given), settings=settings)

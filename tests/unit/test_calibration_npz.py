@@ -7,7 +7,9 @@ import pickle
 import zipfile
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from support.plain_models import WIDTH, write_feeds, write_model
 
@@ -72,7 +74,7 @@ def test_all_unusable_files_are_named_at_once(tmp_path: Path) -> None:
     (folder / "x2.npz").write_bytes(b"")
     with pytest.raises(UsageError) as caught:
         NpzReader(folder)
-    assert caught.value.what.startswith("2 media files cannot be used")
+    assert caught.value.what.startswith("2 files cannot be used")
     assert "x1.npz" in caught.value.what
     assert "x2.npz" in caught.value.what
 
@@ -163,3 +165,38 @@ def test_any_object_with_get_next_is_accepted_once(tmp_path: Path) -> None:
 def test_a_foreign_reader_without_samples_is_refused(tmp_path: Path, reader: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         collected(reader, tmp_path)
+
+
+@pytest.mark.parametrize("stored", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("element", [onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16])
+def test_bfloat16_is_read_as_numpy_writes_it(tmp_path: Path, stored: type, element: int) -> None:
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    x, y = (onnx.helper.make_tensor_value_info(name, element, [2]) for name in "xy")
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y])), tmp_path / "m.onnx")
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in/a.npz", x=np.array([1.5, -2.0], stored))
+    feed = NpzReader(tmp_path / "in", tmp_path / "m.onnx").get_next()
+    assert feed is not None
+    assert feed["x"].dtype == onnx.helper.tensor_dtype_to_np_dtype(element)
+    assert feed["x"].astype(np.float32).tolist() == [1.5, -2.0]
+
+
+def test_bytes_without_an_element_type_are_refused(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy")
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y])), tmp_path / "m.onnx")
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in/a.npz", x=np.zeros(2, "V4"))
+    with pytest.raises(UsageError, match=r"x holds .*V4, expected float32"):
+        NpzReader(tmp_path / "in", tmp_path / "m.onnx")
+
+
+def test_an_input_of_unknown_rank_takes_any_shape(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xy")
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y])), tmp_path / "m.onnx")
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in/a.npz", x=np.zeros((2, 3), np.float32))
+    feed = NpzReader(tmp_path / "in", tmp_path / "m.onnx").get_next()
+    assert feed is not None
+    assert feed["x"].shape == (2, 3)

@@ -259,7 +259,7 @@ def test_missing_empty_and_foreign_files_are_reported_once_and_together(tmp_path
     notes.write_text("this is not a picture")
     loaded, faults = screen([good, zero, tmp_path / "gone.png", notes, zero, tmp_path], load_image)
     assert [Path(picture.name).name for picture in loaded] == ["good.png"]
-    with pytest.raises(UsageError, match="4 media files cannot be used") as caught:
+    with pytest.raises(UsageError, match="4 files cannot be used") as caught:
         refuse(faults)
     for text in ("zero.png (the file is empty)", "gone.png (the file does not exist)", "notes.jpg (", "found a folder"):
         assert text in str(caught.value)
