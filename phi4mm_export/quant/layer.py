@@ -87,23 +87,24 @@ def _solved(both: Sequence[tuple[Weight, Grid]], seen: Moments | None, settings:
 
 
 def _factor(seen: Moments, block_size: int, settings: QuantSettings) -> _Factor | None:
-    """Raise the damping tenfold until the factor exists."""
+    """Raise the damping tenfold, up to `MAX_DAMP`, until the factor exists."""
     math = EXACT if settings.exact else PLAIN
     diagonal = np.diagonal(seen.hessian)
     mean = float(np.add.reduce(diagonal)) / len(diagonal)
     order = channel_order(diagonal, block_size, settings.order)
     ordered = seen.hessian[np.ix_(order, order)]
     damp = min(settings.damp + SAMPLING_DAMP * len(diagonal) / seen.tokens, MAX_DAMP)
-    while damp <= MAX_DAMP:
+    while True:
         damped = ordered.copy()
         damped[np.diag_indices(len(damped))] += damp * mean if mean > 0 else 1.0
         try:
             v = upper_factor(damped, math, jobs=settings.jobs)
         except NotPositiveDefiniteError:
-            damp *= 10
+            if damp == MAX_DAMP:
+                return None
+            damp = min(10 * damp, MAX_DAMP)
             continue
         return _Factor(damp, Solver(block_size, math, order, v), _Drift.of(seen, order, v, math), math)
-    return None
 
 
 @dataclass(frozen=True)
