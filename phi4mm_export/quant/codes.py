@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm_export.quant.rotation import turned_back
 from phi4mm_export.weights.exact import F64
+from phi4mm_export.weights.rotation import turned_back
 
 U8 = NDArray[np.uint8]
 

@@ -31,7 +31,7 @@ from phi4mm_export.quant.settings import (
 from phi4mm_export.quant.sites import LeftAlone, Site, find_sites
 from phi4mm_export.quant.spill import Spill
 from phi4mm_export.quant.statistics import SavedStatistics
-from phi4mm_export.quant.rotation import rotation_size
+from phi4mm_export.weights.rotation import rotation_size
 
 __all__ = [
     "CalibrationReader",

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import UsageError
-from phi4mm_export.quant.rotation import rotated, rotated_both
 from phi4mm_export.weights.exact import F32, F64
+from phi4mm_export.weights.rotation import rotated, rotated_both
 
 ROWS = 256
 """Tokens multiplied at once. BLAS libraries sum so few in one sweep, whatever the number of their threads."""

@@ -27,7 +27,7 @@ from phi4mm_export.quant.rtn import round_to_nearest
 from phi4mm_export.quant.settings import Method, QuantSettings
 from phi4mm_export.quant.weight import Weight
 from phi4mm_export.weights.exact import F64
-from phi4mm_export.quant.rotation import rotated
+from phi4mm_export.weights.rotation import rotated
 
 MAX_DAMP = 1.0
 SAMPLING_DAMP = 0.3

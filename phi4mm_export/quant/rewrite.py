@@ -20,7 +20,7 @@ from phi4mm_export.quant.padding import Padding
 from phi4mm_export.quant.sites import Site
 from phi4mm_export.spec.contract import data_file_name
 from phi4mm_export.weights.packing import pack
-from phi4mm_export.quant.rotation import rotation_matrix
+from phi4mm_export.weights.rotation import rotation_matrix
 from phi4mm_export.weights.streams import TensorSpec
 
 if TYPE_CHECKING:

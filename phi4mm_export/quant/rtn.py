@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.quant.codes import Codes, Grid
-from phi4mm_export.quant.rotation import rotated
 from phi4mm_export.weights.packing import absmax_scales, blocks_of, encode, least_squares_scales
+from phi4mm_export.weights.rotation import rotated
 
 SHRINK = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 """Tried shares of the range from the smallest to the largest value; the least squared error wins."""

@@ -11,7 +11,7 @@ from onnx import helper
 
 from phi4mm_export.quant.engine import Method, QuantSettings, quantize_graph
 from phi4mm_export.quant.hessian import moments, rotated_moments
-from phi4mm_export.quant.rotation import rotated, rotated_both, rotation_matrix, rotation_size, turned_back
+from phi4mm_export.weights.rotation import rotated, rotated_both, rotation_matrix, rotation_size, turned_back
 from tests.quantize.small_graphs import Feed, Reader, feeds, matrix, nodes_of, relative, run, save, two_layers
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phi4mm_export.weights.exact import F32, F64
 
@@ -22,6 +24,7 @@ TILE_ROWS, TILE_COLUMNS = 128, 512
 MIN_ROTATED = 16
 """Below this many mixing does not help."""
 _SEED = 128
+Floats = NDArray[np.floating[Any]]
 
 
 def rotation_size(channels: int) -> int:
@@ -66,19 +69,32 @@ def rotated_both(x: F64, size: int, *, jobs: int = 1) -> F64:
     return result
 
 
+def rotated_rows(rows: F32, size: int) -> F32:
+    """W R' for the rows of a weight W [n, K] in float32: the inputs of every output are mixed.
+
+    Each value is the result of log2(size) additions, a change of sign and one multiplication, in this order.
+    """
+    result = np.empty(rows.shape, np.float32)
+    for tile in _tiles(rows.T):
+        turned = _signed(rows.T[tile], size)
+        _spread(turned, size, out=turned)
+        result.T[tile] = turned
+    return result
+
+
 def rotation_matrix(size: int) -> F32:
     """R' [size, size]: what a row of inputs is multiplied by."""
     return turned_back(np.eye(size), size).astype(np.float32)
 
 
-def _tiles(x: F64) -> Iterator[tuple[slice, slice]]:
+def _tiles(x: Floats) -> Iterator[tuple[slice, slice]]:
     """Parts of an array [K, N] that a core's cache holds, of whole groups."""
     for start in range(0, x.shape[0], TILE_ROWS):
         for left in range(0, x.shape[1], TILE_COLUMNS):
             yield slice(start, start + TILE_ROWS), slice(left, left + TILE_COLUMNS)
 
 
-def _spread(x: F64, size: int, out: F64) -> None:
+def _spread(x: Floats, size: int, out: Floats) -> None:
     """The Walsh-Hadamard transform over every `size` rows of x [K, N], over sqrt(size), into `out`; overwrites x."""
     other, step = np.empty_like(x), 1
     while step < size:
@@ -90,9 +106,10 @@ def _spread(x: F64, size: int, out: F64) -> None:
     np.multiply(x, float(1.0 / np.sqrt(np.float64(size))), out=out)
 
 
-def _signed(x: F64, size: int) -> F64:
-    """x [K, N] with the signs of its rows changed, row by row in memory."""
-    return np.multiply(x, _row_signs(len(x), size), order="C")
+def _signed(x: Floats, size: int) -> Floats:
+    """x [K, N] with the signs of its rows changed, row by row in memory, in the type of x."""
+    signed: Floats = np.multiply(x, _row_signs(len(x), size).astype(x.dtype), order="C")
+    return signed
 
 
 def _row_signs(count: int, size: int) -> F64:
