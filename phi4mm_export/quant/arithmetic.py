@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from phi4mm_export.weights.exact import (
     F64,
     LeftFactor,
+    RightFactor,
     exact_product,
     integer_bits,
     scaled_to_bits,
@@ -42,13 +44,14 @@ class Arithmetic:
     """How matrices are multiplied.
 
     fine: relative error near 1e-12 of the row maxima, for factors. coarse: near 1e-7, for what is rounded to codes.
-    finely: fine products of many left factors with one right factor. times: coarse products of one left factor with
-    many right ones.
+    finely, coarsely: such products of many left factors with one right factor. times: coarse products of one left
+    factor with many right ones.
     """
 
     fine: Callable[[F64, F64], F64]
     coarse: Callable[[F64, F64], F64]
     finely: Callable[[F64], Callable[[F64], F64]]
+    coarsely: Callable[[F64], Callable[[F64], F64]]
     times: Callable[[F64], Callable[[F64], F64]]
 
 
@@ -87,10 +90,22 @@ def _slices(x: NDArray[Any], axis: int, bits: int) -> tuple[F64, F64, NDArray[np
     return high, np.rint(low, out=low), (exponent - bits).astype(np.int32)
 
 
-PLAIN = Arithmetic(
-    np.matmul, np.matmul, lambda right: lambda left: left @ right, lambda left: lambda right: left @ right
+def _before(right: F64) -> Callable[[F64], F64]:
+    return lambda left: left @ right
+
+
+def _after(left: F64) -> Callable[[F64], F64]:
+    return lambda right: left @ right
+
+
+PLAIN = Arithmetic(np.matmul, np.matmul, _before, _before, _after)
+EXACT = Arithmetic(
+    two_slice_product,
+    exact_product,
+    _times_slices,
+    lambda right: RightFactor.of(right).product,
+    lambda left: LeftFactor.of(left).product,
 )
-EXACT = Arithmetic(two_slice_product, exact_product, _times_slices, lambda left: LeftFactor.of(left).product)
 
 
 def kept_bits(x: F64, bits: int) -> F64:
@@ -107,37 +122,68 @@ def upper_factor(h: F64, math: Arithmetic, *, jobs: int = 1) -> F64:
     """
     a = h[::-1, ::-1].copy()
     size = len(a)
-    for begin in range(0, size, STRIPE):
-        end = min(begin + STRIPE, size)
-        if begin:
-            a[begin:, begin:end] -= _in_parts(math.finely(a[begin:end, :begin].T), jobs, a[begin:, :begin])
-        for start in range(begin, end, PANEL):
-            stop = min(start + PANEL, end)
-            if start > begin:
-                a[start:, start:stop] -= math.fine(a[start:, begin:start], a[start:stop, begin:start].T)
-            _eliminate(a, start, stop)
+    with ThreadPoolExecutor(jobs) as pool:
+        for begin in range(0, size, STRIPE):
+            end = min(begin + STRIPE, size)
+            earlier = math.finely(a[begin:end, :begin].T) if begin else None
+            if earlier is not None:
+                a[begin:end, begin:end] -= earlier(a[begin:end, :begin])
+            try:
+                roots = _factor_corner(a[begin:end, begin:end], math)
+            except NotPositiveDefiniteError as err:
+                raise NotPositiveDefiniteError(f"{err}, {size - end} rows further on") from None
+            below = partial(_factor_rows, a, begin, end, roots, math, earlier)
+            for _ in pool.map(below, range(end, size, ROWS)):
+                pass
     return np.ascontiguousarray(np.tril(a)[::-1, ::-1])
 
 
-def _in_parts(product: Callable[[F64], F64], jobs: int, left: F64) -> F64:
+def _factor_corner(a: F64, math: Arithmetic) -> F64:
+    """The Cholesky factor of a [n, n] in its lower triangle, in place; -> what each column was divided by."""
+    size = len(a)
+    roots = np.empty(size)
+    for start in range(0, size, PANEL):
+        stop = min(start + PANEL, size)
+        if start:
+            a[start:, start:stop] -= math.fine(a[start:, :start], a[start:stop, :start].T)
+        part = np.ascontiguousarray(a[start:, start:stop].T)
+        for j in range(stop - start):
+            pivot = float(part[j, j])
+            if not 0 < pivot < np.inf:
+                raise NotPositiveDefiniteError(f"pivot {size - 1 - start - j} is {pivot:g}")
+            roots[start + j] = np.sqrt(pivot)
+            part[j, j:] /= roots[start + j]
+            part[j + 1 :, j:] -= part[j, j + 1 : stop - start, None] * part[j, j:]
+        a[start:, start:stop] = part.T
+    return roots
+
+
+def _factor_rows(
+    a: F64, begin: int, end: int, roots: F64, math: Arithmetic, earlier: Callable[[F64], F64] | None, first: int
+) -> None:
+    """Columns begin .. end of the factor in the `ROWS` rows from `first` on, in place; earlier rows have theirs."""
+    rows = a[first : first + ROWS]
+    if earlier is not None:
+        rows[:, begin:end] -= earlier(rows[:, :begin])
+    for start in range(begin, end, PANEL):
+        stop = min(start + PANEL, end)
+        corner = a[start:stop, begin:stop]
+        if start > begin:
+            rows[:, start:stop] -= math.fine(rows[:, begin:start], corner[:, : start - begin].T)
+        part = np.ascontiguousarray(rows[:, start:stop].T)
+        for j in range(stop - start):
+            part[j] /= roots[start - begin + j]
+            part[j + 1 :] -= corner[j + 1 :, start - begin + j, None] * part[j]
+        rows[:, start:stop] = part.T
+
+
+def in_parts(product: Callable[[F64], F64], jobs: int, left: F64) -> F64:
     """A product whose rows are computed some at a time, by `jobs` threads; what is between stays in the cache."""
     parts = [left[start : start + ROWS] for start in range(0, len(left), ROWS)]
     if len(parts) == 1:
         return product(left)
     with ThreadPoolExecutor(jobs) as pool:
         return np.concatenate(list(pool.map(product, parts)))
-
-
-def _eliminate(a: F64, start: int, stop: int) -> None:
-    """Columns start .. stop of the Cholesky factor, in place, one after another."""
-    part = np.ascontiguousarray(a[start:, start:stop].T)
-    for j in range(stop - start):
-        pivot = float(part[j, j])
-        if not 0 < pivot < np.inf:
-            raise NotPositiveDefiniteError(f"pivot {len(a) - 1 - start - j} is {pivot:g}")
-        part[j, j:] /= np.sqrt(pivot)
-        part[j + 1 :, j:] -= part[j, j + 1 : stop - start, None] * part[j, j:]
-    a[start:, start:stop] = part.T
 
 
 def solve_upper(v: F64, right: F64, product: Callable[[F64, F64], F64]) -> F64:

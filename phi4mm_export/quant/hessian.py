@@ -6,7 +6,7 @@ Products of 256 tokens are float32; their sums are float64, in sample order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -63,31 +63,38 @@ def _moments(pairs: Pairs, channels: int, flip: bool, weights: F32 | None, pool:
     sum_exact, sum_paired, sum_x = np.zeros(channels), np.zeros(channels), np.zeros(channels)
     gram = _Sum(channels, channels)
     drift = _Sum(channels, channels) if weights is None else _Through(weights)
-    same = True
+    same, waiting = True, list[Future[None]]()
     for exact, x in _chunks(pairs, channels, flip):
         total += len(x)
         found = np.add.reduce(x, axis=0, dtype=np.float64)
         sum_x += found
-        steps = gram.steps(x, x)
         if exact is not None:
             paired += len(x)
             sum_paired += found
             sum_exact += found if exact is x else np.add.reduce(exact, axis=0, dtype=np.float64)
-        if exact is not None and exact is not x:
+        moved = None if exact is None or exact is x else exact - x
+        _wait(waiting)
+        steps = gram.steps(x, x)
+        if moved is not None:
             same = False
-            steps += drift.steps(x, exact - x)
-        for _ in pool.map(lambda step: step(), steps):
-            pass
+            steps = drift.steps(x, moved) + steps
+        waiting = [pool.submit(step) for step in steps]
+    _wait(waiting)
     if not total:
         return None
     hessian = _mirrored(gram.total(sum_x, sum_x / total))
     if not paired:
         return Moments(total, 0, sum_x / total, sum_x / total, hessian, None)
     mean, mean_exact = sum_paired / paired, sum_exact / paired
-    moved = None
-    if not same:
-        moved = drift.total(sum_paired, drift.sums / paired if isinstance(drift, _Through) else mean_exact - mean)
-    return Moments(total, paired, mean_exact, mean, hessian, moved)
+    if same:
+        return Moments(total, paired, mean_exact, mean, hessian, None)
+    gone = drift.sums / paired if isinstance(drift, _Through) else mean_exact - mean
+    return Moments(total, paired, mean_exact, mean, hessian, drift.total(sum_paired, gone))
+
+
+def _wait(steps: Iterable[Future[None]]) -> None:
+    for step in steps:
+        step.result()
 
 
 def rotated_moments(seen: Moments, size: int, *, jobs: int = 1) -> Moments:
@@ -172,19 +179,30 @@ class _Through(_Sum):
 
 
 def _chunks(pairs: Pairs, channels: int, flip: bool) -> Iterator[tuple[F32 | None, F32]]:
-    """(exact, quantized) in chunks of `ROWS` rows, across samples; the same array twice while the streams agree."""
-    buffers = np.empty((2, ROWS, channels), np.float32)
+    """(exact, quantized) in chunks of `ROWS` rows, across samples; the same array twice while the streams agree.
+
+    A chunk stays as it is while the next one is made.
+    """
+    spare = np.empty((2, 2, ROWS, channels), np.float32)
+    buffers, spare = spare[0], spare[1]
     filled, moved, lacking = 0, False, False
     for exact, quantized in pairs:
         x = _rows(quantized, channels, flip)
         if exact is None and not lacking:
             if filled:
                 yield _chunk(buffers, filled, moved, lacking)
+                buffers, spare = spare, buffers
             filled, lacking = 0, True
         moved = moved or exact is not quantized
         e = x if exact is quantized or exact is None else _rows(exact, channels, flip)
         at = 0
         while at < len(x):
+            if not filled and len(x) - at >= ROWS and x.dtype == e.dtype == np.float32:
+                rows = slice(at, at + ROWS)
+                part = x[rows]
+                yield (None if lacking else e[rows] if moved else part), part
+                at += ROWS
+                continue
             count = min(ROWS - filled, len(x) - at)
             if not lacking:
                 buffers[0, filled : filled + count] = e[at : at + count]
@@ -192,6 +210,7 @@ def _chunks(pairs: Pairs, channels: int, flip: bool) -> Iterator[tuple[F32 | Non
             filled, at = filled + count, at + count
             if filled == ROWS:
                 yield _chunk(buffers, filled, moved, lacking)
+                buffers, spare = spare, buffers
                 filled = 0
     if filled:
         yield _chunk(buffers, filled, moved, lacking)

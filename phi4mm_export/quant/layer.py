@@ -15,6 +15,7 @@ from phi4mm_export.quant.arithmetic import (
     PLAIN,
     Arithmetic,
     NotPositiveDefiniteError,
+    in_parts,
     solve_upper,
     solve_upper_transposed,
     upper_factor,
@@ -25,7 +26,7 @@ from phi4mm_export.quant.gptq import Solver, channel_order
 from phi4mm_export.quant.hessian import Moments, rotated_moments
 from phi4mm_export.quant.rtn import round_to_nearest
 from phi4mm_export.quant.settings import Method, QuantSettings
-from phi4mm_export.quant.weight import Weight
+from phi4mm_export.quant.weight import Weight, tiles_of
 from phi4mm_export.weights.exact import F64
 from phi4mm_export.weights.rotation import rotated
 
@@ -92,10 +93,9 @@ def _factor(seen: Moments, block_size: int, settings: QuantSettings) -> _Factor 
     diagonal = np.diagonal(seen.hessian)
     mean = float(np.add.reduce(diagonal)) / len(diagonal)
     order = channel_order(diagonal, block_size, settings.order)
-    ordered = seen.hessian[np.ix_(order, order)]
     damp = min(settings.damp + SAMPLING_DAMP * len(diagonal) / seen.tokens, MAX_DAMP)
     while True:
-        damped = ordered.copy()
+        damped = seen.hessian[np.ix_(order, order)]
         damped[np.diag_indices(len(damped))] += damp * mean if mean > 0 else 1.0
         try:
             v = upper_factor(damped, math, jobs=settings.jobs)
@@ -104,7 +104,7 @@ def _factor(seen: Moments, block_size: int, settings: QuantSettings) -> _Factor 
                 return None
             damp = min(10 * damp, MAX_DAMP)
             continue
-        return _Factor(damp, Solver(block_size, math, order, v), _Drift.of(seen, order, v, math), math)
+        return _Factor(damp, Solver(block_size, math, order, v), _Drift.of(seen, order, v, math, settings.jobs), math)
 
 
 @dataclass(frozen=True)
@@ -119,22 +119,23 @@ class _Drift:
     """From some outputs of the weights, side by side as they are, and which these are."""
 
     @staticmethod
-    def of(seen: Moments, order: NDArray[np.int64], v: F64, math: Arithmetic) -> _Drift:
+    def of(seen: Moments, order: NDArray[np.int64], v: F64, math: Arithmetic, jobs: int) -> _Drift:
         """With more outputs than channels the system is solved once for all of them, else for some at a time."""
         drift, size = seen.drift, len(v)
         if drift is None or seen.paired < MIN_TOKENS_PER_CHANNEL * size:
             return _Drift(lambda weight, _: weight)
         share = TARGET_SHARE * seen.tokens / seen.paired
 
-        def solved(right: F64) -> F64:
-            half = solve_upper(v, right[order], math.coarse)
+        def solved(outputs: slice) -> F64:
+            half = solve_upper(v, drift[order, outputs], math.coarse)
             x = np.empty_like(half)
             x[order] = solve_upper_transposed(v, half, math.coarse)
             return share * x
 
         if drift.shape[1] < size:
-            return _Drift(lambda weight, outputs: weight + solved(drift[:, outputs]))
-        times = math.times(solved(drift))
+            return _Drift(lambda weight, outputs: weight + solved(outputs))
+        with ThreadPoolExecutor(jobs) as pool:
+            times = math.times(np.concatenate(list(pool.map(solved, tiles_of(size))), axis=1))
         return _Drift(lambda weight, _: weight + times(weight))
 
 
@@ -157,7 +158,7 @@ def _calibrated(
 
     with ThreadPoolExecutor(settings.jobs) as pool:
         parts, biases, judged = zip(*pool.map(one, weight.tiles()), strict=True)
-    before, after = _relative(np.concatenate(judged, axis=2), seen, factor.math)
+    before, after = _relative(np.concatenate(judged, axis=2), seen, factor.math, settings.jobs)
     dead = int(np.count_nonzero(np.diagonal(seen.hessian) <= 0))
     reason = f"{dead} of {weight.size} input channels never vary" if dead else ""
     bias, seconds = np.concatenate(biases), perf_counter() - started
@@ -174,7 +175,7 @@ def _nearest(weight: Weight, grid: Grid, seen: Moments | None, reason: str) -> S
             judged.append(_judged(weight, outputs, given.astype(np.float64), codes.values(), grid))
         parts.append(codes)
     if seen is not None:
-        _, error = _relative(np.concatenate(judged, axis=2), seen, PLAIN)
+        _, error = _relative(np.concatenate(judged, axis=2), seen, PLAIN, jobs=1)
     seconds = perf_counter() - started
     return Solved(joined(parts), Outcome(grid, np.zeros(weight.width), Method.RTN, reason, 0.0, error, error, seconds))
 
@@ -190,10 +191,10 @@ def _judged(weight: Weight, outputs: slice, wide: F64, values: F64, grid: Grid) 
     return np.stack([given, nearest - given, values[:, chosen] - given])
 
 
-def _relative(judged: F64, seen: Moments, math: Arithmetic) -> list[float]:
+def _relative(judged: F64, seen: Moments, math: Arithmetic, jobs: int) -> list[float]:
     """|X error| / |X weight| over the centred calibration inputs, for each error in `judged`."""
     count, size, width = judged.shape
     stack = np.ascontiguousarray(judged.transpose(1, 0, 2)).reshape(size, count * width)
-    terms = np.add.reduce(stack * math.coarse(seen.hessian, stack), axis=0)
+    terms = np.add.reduce(stack * in_parts(math.coarsely(stack), jobs, seen.hessian), axis=0)
     whole, *energies = (float(energy) for energy in np.add.reduce(terms.reshape(count, width), axis=1))
     return [float(np.sqrt(max(energy, 0.0) / whole)) if whole > 0 else 0.0 for energy in energies]

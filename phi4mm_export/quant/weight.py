@@ -13,8 +13,8 @@ from phi4mm_export.quant.graph import Graph
 from phi4mm_export.quant.sites import Site
 from phi4mm_export.weights.exact import F32
 
-TILE_OUTPUTS = 512
-"""Outputs worked on together; a fixed number, so that bytes do not depend on how many workers there are."""
+TILE_OUTPUTS = 640
+"""Outputs worked on together, at most; decided by the weight alone, so that bytes do not depend on how many workers."""
 WHOLE_NBYTES = 64 << 20
 """Weights up to this size are read at once."""
 
@@ -33,8 +33,7 @@ class Weight:
 
     def tiles(self) -> Iterator[slice]:
         """Ranges of outputs that make up the whole."""
-        starts = range(0, self.width, TILE_OUTPUTS)
-        return (slice(start, min(start + TILE_OUTPUTS, self.width)) for start in starts)
+        return tiles_of(self.width)
 
     def columns(self, outputs: slice) -> F32:
         """float32 [K, n] of a range of outputs. Raises CheckpointError for values that are not finite."""
@@ -70,6 +69,13 @@ class Weight:
         if transposed:
             return self._source.rows(outputs.start, outputs.stop, self.size)
         return self._source.columns(outputs.start, outputs.stop, self.width)
+
+
+def tiles_of(width: int) -> Iterator[slice]:
+    """Ranges that make up the whole: one, or an even number of the same width, so that two workers end together."""
+    pairs = -(-width // (2 * TILE_OUTPUTS))
+    size = width if width <= TILE_OUTPUTS else -(-width // (2 * pairs))
+    return (slice(start, min(start + size, width)) for start in range(0, width, size))
 
 
 def side_by_side(weights: Sequence[Weight]) -> F32 | None:
