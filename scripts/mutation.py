@@ -57,6 +57,9 @@ TARGETS = {
     ),
     "shards": Target("checkpoint/shards.py", ("tests/unit/test_shards.py", "tests/faults/test_checkpoint_folder.py")),
     "gptq": Target("quant/gptq.py", ("tests/quantize/test_gptq_solver.py",)),
+    "arithmetic": Target("quant/arithmetic.py", ("tests/quantize/test_gptq_solver.py",)),
+    "hessian": Target("quant/hessian.py", ("tests/quantize/test_moments.py", "tests/quantize/test_rotation.py")),
+    "layer": Target("quant/layer.py", ("tests/quantize/test_stage.py",)),
 }
 
 
