@@ -16,7 +16,7 @@ from phi4mm_export.errors import PackageError
 from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.graph_io import GraphIo, graph_io
 from phi4mm_export.spec.contract import FILE_NAMES, Component, PackageLayout
-from phi4mm_export.spec.json_text import parse_object, read_bytes
+from phi4mm_export.spec.json_text import BYTE_ORDER_MARK, parse_object, read_bytes
 from phi4mm_export.spec.on_disk import is_file, is_inside_name, real_path
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _read_config(folder: Path, findings: list[Finding]) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
         data = read_bytes(path, error=PackageError)
-        if data.startswith(b"\xef\xbb\xbf"):
+        if data.startswith(BYTE_ORDER_MARK):
             findings.append(
                 error(
                     "C301",

@@ -8,15 +8,15 @@ are copied, so that both need room.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from phi4mm_export.checkpoint.digests import ContentOf
-from phi4mm_export.errors import SystemLimitError, UsageError
+from phi4mm_export.errors import SystemLimitError
 from phi4mm_export.package.claim import Claim, claim_path, heal_folder, remove
+from phi4mm_export.package.given_folders import WORK_DIR, made_folder
 from phi4mm_export.package.publish import KEPT, PACKAGE, kept_folder, left_folder
 from phi4mm_export.package.resume import Resume, journal_path
 from phi4mm_export.package.room import check_room, tree_nbytes
@@ -70,8 +70,7 @@ def kept_data(
         _take_over(left_folder(package), data.place, names)
         yield data
         return
-    work_dir = home_expanded(work_dir).absolute()
-    _make_folder(work_dir)
+    work_dir = made_folder(work_dir, WORK_DIR)
     claim = Claim(work_dir / WORK_NAME, heal_folder)
     done = False
     try:
@@ -107,15 +106,6 @@ def waiting_nbytes(work_dir: Path | None, folder: Path) -> int:
 def same_file_system(one: Path, other: Path) -> bool:
     """Whether a file can be renamed from one folder into the other."""
     return one.stat().st_dev == other.stat().st_dev
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as err:
-        raise UsageError("the work folder is no folder", where=str(path), fix="name another --work-dir") from err
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise SystemLimitError("the work folder cannot be written", where=str(path), fix="name another --work-dir")
 
 
 def _take_over(left: Path, place: Resume, names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from phi4mm_export.errors import UsageError, some
 from phi4mm_export.package.manifest import FileEntry, InputEntry, Manifest, Plain, Sha256, Text
-from phi4mm_export.spec.json_text import json_bytes, parse_object, read_bytes
+from phi4mm_export.spec.json_text import json_bytes, parse_object, read_bytes, refuse_byte_order_mark
 
 LOCK_VERSION = 1
 
@@ -61,7 +61,9 @@ def lock_bytes(lock: LockFile) -> bytes:
 
 def read_lock(path: Path) -> LockFile:
     """A lock from a file. Raises UsageError for a file that is missing or no lock of a known version."""
-    body = parse_object(read_bytes(path, error=UsageError), path.name, error=UsageError)
+    data = read_bytes(path, error=UsageError)
+    refuse_byte_order_mark(data, path.name, error=UsageError)
+    body = parse_object(data, path.name, error=UsageError)
     try:
         return LockFile.model_validate_json(json.dumps(body))
     except ValidationError as err:

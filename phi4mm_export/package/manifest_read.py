@@ -10,11 +10,10 @@ from pydantic import ValidationError
 
 from phi4mm_export.errors import PackageError, some
 from phi4mm_export.package.manifest import MANIFEST_FILE, SCHEMA_VERSION, Manifest, check_names
-from phi4mm_export.spec.json_text import parse_object
+from phi4mm_export.spec.json_text import parse_object, refuse_byte_order_mark
 from phi4mm_export.spec.on_disk import status
 
 MAX_MANIFEST_NBYTES = 32 << 20
-_BOM = b"\xef\xbb\xbf"
 
 
 def read_manifest(package: Path) -> Manifest:
@@ -53,8 +52,7 @@ def parse_manifest(data: bytes) -> Manifest:
     Raises PackageError for anything but strict JSON of the known schema, and for file names that are not safe on every
     system, collide somewhere, or name the manifest itself.
     """
-    if data.startswith(_BOM):
-        raise PackageError("starts with a byte order mark", where=MANIFEST_FILE, fix="fetch the package again")
+    refuse_byte_order_mark(data, MANIFEST_FILE, error=PackageError)
     body = parse_object(data, MANIFEST_FILE, error=PackageError)
     found = body.get("schema_version")
     if type(found) is int and found > SCHEMA_VERSION:

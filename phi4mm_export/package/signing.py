@@ -16,13 +16,26 @@ class SignatureMismatchError(Exception):
     """The signature is not that of this package under this key; the text is the library's."""
 
 
+def check_signing_key(private_key: Path) -> None:
+    """Raise MissingExtraError without the library, UsageError without a file: before gigabytes are hashed."""
+    _library("signing a package")
+    _readable(private_key, "--sign")
+
+
+def check_signature_files(signature: Path, public_key: Path) -> None:
+    """As `check_signing_key`, for the two files that a signature is checked with."""
+    _library("checking a signature")
+    _readable(signature, "--signature")
+    _readable(public_key, "--public-key")
+
+
 def sign_package(package: Path, signature: Path, private_key: Path) -> None:
     """Write a signature over every file of the package (its own file left out).
 
-    Raises MissingExtraError without the library, UsageError for a key that cannot be used.
+    Raises as `check_signing_key`, and UsageError for a key that cannot be used.
     """
+    check_signing_key(private_key)
     library = _library("signing a package")
-    _readable(private_key, "--sign")
     beside = signature.with_name(f".{signature.name}.tmp")
     try:
         config = library.signing.Config().use_elliptic_key_signer(private_key=private_key)
@@ -41,11 +54,10 @@ def sign_package(package: Path, signature: Path, private_key: Path) -> None:
 def check_signature(package: Path, signature: Path, public_key: Path) -> None:
     """Verify a signature over every file of the package.
 
-    Raises SignatureMismatchError, MissingExtraError without the library, UsageError for files that are not there.
+    Raises as `check_signature_files`, and SignatureMismatchError.
     """
+    check_signature_files(signature, public_key)
     library = _library("checking a signature")
-    _readable(signature, "--signature")
-    _readable(public_key, "--public-key")
     try:
         config = library.verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     except (ValueError, TypeError) as err:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import CheckpointError, some
-from phi4mm_export.spec.json_text import json_bytes, json_kind, parse_json, parse_object, read_bytes
+from phi4mm_export.spec.json_text import BYTE_ORDER_MARK, json_bytes, json_kind, parse_json, parse_object, read_bytes
 from phi4mm_export.spec.on_disk import is_entry
 from phi4mm_export.spec.tokens import SAFE_TOKENIZER_CLASS, check_placeholders, runtime_knows_class
 
@@ -31,8 +31,6 @@ OPTIONAL_FILES = (
 )
 HOLES_PER_VOCABULARY = 0.01
 """Ids without a token are normal in small numbers (padding rows); above this share the tokenizer was cut."""
-
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def tokenizer_files(folder: Path, *, vocab_size: int) -> TokenizerFiles:
     """
     files = {name: read_bytes(folder / name) for name in REQUIRED_FILES}
     files |= {name: read_bytes(folder / name) for name in OPTIONAL_FILES if is_entry(folder / name)}
-    files = {name: data.removeprefix(_BOM) for name, data in files.items()}
+    files = {name: data.removeprefix(BYTE_ORDER_MARK) for name, data in files.items()}
     parsed = {name: parse_json(data, name) for name, data in files.items() if name.endswith(".json")}
     tokenizer = _object(parsed, TOKENIZER_FILE)
     settings = _object(parsed, TOKENIZER_CONFIG_FILE)

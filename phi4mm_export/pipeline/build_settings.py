@@ -6,11 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from phi4mm_export.errors import UsageError
+from phi4mm_export.errors import UsageError, some
+from phi4mm_export.package.given_folders import WORK_DIR, check_folder
 from phi4mm_export.package.manifest import InputEntry
-from phi4mm_export.spec.build_recipe import BuildRecipe, QuantizeMethod
+from phi4mm_export.pipeline.quantize_places import check_statistics
+from phi4mm_export.pipeline.quantize_samples import check_source
+from phi4mm_export.runtime.calibration_sources import SampleKind, find_files
+from phi4mm_export.spec.build_recipe import AGAINST_MODEL, AGAINST_NONE, BuildRecipe, QuantizeMethod
 from phi4mm_export.spec.contract import Component
-from phi4mm_export.spec.on_disk import home_expanded, is_folder
+from phi4mm_export.spec.on_disk import found_at, home_expanded, is_file, is_folder
+
+REQUEST_KINDS = {"images": SampleKind.IMAGE, "audio": SampleKind.AUDIO, "prompts": SampleKind.PROMPT}
+"""What the files under each key of the table [evaluate] hold."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,13 @@ def statistics_of(folder: Path | None, component: Component) -> Path | None:
     return None if folder is None else home_expanded(folder).absolute() / component.value
 
 
-def check_statistics(recipe: BuildRecipe, how: BuildSettings) -> None:
-    """Raise UsageError for a graph without kept statistics, and for a folder that would be written over."""
+def check_folders(recipe: BuildRecipe, how: BuildSettings) -> None:
+    """Judge the work folder, and the folders of statistics graph by graph, before any work.
+
+    Raises UsageError for a graph without kept statistics and for folders that cannot be used.
+    """
+    if how.work_dir is not None:
+        check_folder(how.work_dir, WORK_DIR)
     for component, choices in recipe.quantize.items():
         if choices.method is not QuantizeMethod.GPTQ:
             continue
@@ -59,9 +71,29 @@ def check_statistics(recipe: BuildRecipe, how: BuildSettings) -> None:
                 where=f"--statistics {kept}",
                 fix="name the folder that an earlier build was given as --save-statistics",
             )
-        if place is not None and (kept is not None or is_folder(place)):
-            raise UsageError(
-                f"the {component} graph's statistics are there already",
-                where=f"--save-statistics {place}",
-                fix="name another folder",
-            )
+        check_statistics(kept, place)
+
+
+def check_sources(recipe: BuildRecipe) -> None:
+    """Raise UsageError for samples, requests and a float package that are not there, before hours of work."""
+    for component, choices in recipe.quantize.items():
+        source = choices.calibration or recipe.calibration
+        if source is not None and choices.method is QuantizeMethod.GPTQ:
+            check_source(source, component)
+    evaluate = recipe.evaluate
+    if evaluate.against == AGAINST_NONE:
+        return
+    if evaluate.against != AGAINST_MODEL and not is_folder(home_expanded(evaluate.against)):
+        raise UsageError(
+            f"expected the folder of a float package, found {found_at(home_expanded(evaluate.against))}",
+            where=f"evaluate.against: {evaluate.against}",
+            fix="check the path; model compares with the checkpoint, none with nothing",
+        )
+    for key, kind in REQUEST_KINDS.items():
+        for source in getattr(evaluate, key):
+            find_files(source, kind, option=f"evaluate.{key}:")
+    missing = [text for text in evaluate.text if not is_file(home_expanded(text))]
+    if missing:
+        raise UsageError(
+            f"expected files, found nothing at {some(missing)}", where="evaluate.text", fix="check the paths"
+        )

@@ -24,12 +24,13 @@ from typing import Any
 
 from phi4mm_export.package.claim import Claim, heal_folder, remove
 from phi4mm_export.package.file_names import name_fault
+from phi4mm_export.package.given_folders import WORK_DIR, made_folder
 from phi4mm_export.package.publish import KEPT, PACKAGE, kept_folder, left_folder
 from phi4mm_export.package.replace import replace_files
 from phi4mm_export.package.resume import code_version
 from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.spec.json_text import json_bytes
-from phi4mm_export.spec.on_disk import exists, home_expanded, is_file, is_folder, is_link
+from phi4mm_export.spec.on_disk import exists, is_file, is_folder, is_link
 
 WORK_NAME = "phi4mm-build"
 """Work folders hold one claim under this name."""
@@ -129,8 +130,7 @@ def open_stages(package: Path, work_dir: Path | None, names: Sequence[str]) -> I
         kept_folder(package).mkdir(exist_ok=True)
         yield _taken_over(left / KEPT / STAGES, kept_folder(package) / STAGES, left / PACKAGE, names)
         return
-    folder = home_expanded(work_dir).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(work_dir, WORK_DIR)
     claim, done = Claim(folder / WORK_NAME, heal_folder), False
     try:
         claim.acquire()

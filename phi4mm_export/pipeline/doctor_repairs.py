@@ -24,12 +24,11 @@ from phi4mm_export.package.file_names import is_junk
 from phi4mm_export.package.json_edit import edited
 from phi4mm_export.package.manifest import Manifest
 from phi4mm_export.package.tokenizer import added_tokens
-from phi4mm_export.spec.json_text import json_bytes, parse_json, read_object
+from phi4mm_export.spec.json_text import BYTE_ORDER_MARK, json_bytes, parse_json, read_object
 from phi4mm_export.spec.on_disk import is_file
 
 MOST_ROUNDS = 5
 """A repair may bring another fault to light; configs need two rounds at most."""
-_BOM = b"\xef\xbb\xbf"
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 
 
@@ -99,7 +98,7 @@ def _repair_config(package: OpenedPackage, findings: list[Finding], repairs: Rep
     if not package.config:
         return
     original = path.read_bytes()
-    text = original.removeprefix(_BOM).decode("utf-8")
+    text = original.removeprefix(BYTE_ORDER_MARK).decode("utf-8")
     if any(finding.code == "C303" for finding in findings):
         text = _without_escapes(text)
     for finding in findings:
@@ -174,7 +173,7 @@ def _repair_document(package: OpenedPackage, file: str, finding: Finding, repair
             repairs.why[finding] = f"{file} is written with the published values"
         return
     changes = file_changes(document, finding)
-    text = data.removeprefix(_BOM).decode("utf-8")
+    text = data.removeprefix(BYTE_ORDER_MARK).decode("utf-8")
     if changes and (new := edited(text, changes)) != text:
         repairs.texts[file] = new.encode("utf-8")
         repairs.why[finding] = f"patch to {file}"

@@ -15,6 +15,7 @@ from phi4mm_export import __version__
 from phi4mm_export.checks.evaluation import Evaluation, Mode, judge, summaries
 from phi4mm_export.checks.text_probes import Fields, read_fields, read_references, refuse_unknown
 from phi4mm_export.errors import UsageError
+from phi4mm_export.package.given_folders import WORK_DIR, made_folder
 from phi4mm_export.package.publish import check_target
 from phi4mm_export.pipeline.evaluate_against import float_package
 from phi4mm_export.pipeline.evaluate_inputs import Asked, Sources, ask_all
@@ -76,6 +77,7 @@ def evaluate(
     target = None if report is None else home_expanded(report).absolute()
     if target is not None:
         check_target(target, overwrite=overwrite, markers=REPORT_MARKERS)
+    parent = None if work_dir is None else made_folder(Path(work_dir), WORK_DIR)
     opened, chosen = open_package(package), Provider(provider)
     sources = Sources(_texts(images), _texts(audio), _texts(prompts), tuple(map(Path, text)), num_samples, seed)
     tell = on_stage or (lambda _: None)
@@ -83,7 +85,6 @@ def evaluate(
     asked = ask_all(opened, sources)
     expected, spoken = _expectations(fields, references, asked)
     limits = Limits(max_new_tokens, max_text_tokens)
-    parent = None if work_dir is None else str(work_dir)
     with tempfile.TemporaryDirectory(prefix="phi4mm-", dir=parent) as name:
         floats, kind, notes = float_package(against, opened, Path(name), provider=chosen, on_stage=tell)
         stages = Stages(opened, floats, asked, Path(name), limits, provider=chosen, threads=threads, tell=tell)

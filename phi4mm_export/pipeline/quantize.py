@@ -130,7 +130,7 @@ def default_rotation(component: Component | None, method: Method, engine: Engine
 
 def _paths(**given: str | Path | None) -> dict[str, Path | None]:
     """Paths by name, whichever way they were given."""
-    return {name: None if path is None else Path(path) for name, path in given.items()}
+    return {name: None if path is None else home_expanded(path) for name, path in given.items()}
 
 
 def _kind_of(method: Method | str) -> Method:

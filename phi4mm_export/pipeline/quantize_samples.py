@@ -10,7 +10,7 @@ from phi4mm_export.runtime.calibration import BUILTIN, SpeechCalibrationReader, 
 from phi4mm_export.runtime.calibration_npz import NpzReader
 from phi4mm_export.runtime.calibration_prompts import TextCalibrationReader
 from phi4mm_export.runtime.calibration_samples import Samples, collected
-from phi4mm_export.runtime.calibration_sources import holds_arrays
+from phi4mm_export.runtime.calibration_sources import SampleKind, find_files, holds_arrays
 from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component
 
@@ -19,6 +19,13 @@ WHAT_GPTQ_NEEDS = (
     "glob or .zip of pictures (vision), clips (speech) or prompts (decoder), of .npz files for a plain .onnx file, or "
     "'builtin' for made-up media"
 )
+
+KINDS = {
+    Component.VISION: SampleKind.IMAGE,
+    Component.SPEECH: SampleKind.AUDIO,
+    Component.DECODER: SampleKind.PROMPT,
+}
+"""What the files of each graph's samples hold."""
 
 
 def open_samples(
@@ -53,6 +60,12 @@ def open_samples(
     if component is Component.SPEECH:
         return SpeechCalibrationReader(package, source, **options)
     return TextCalibrationReader(package, source, spool, **options)
+
+
+def check_source(source: str | Path, component: Component) -> None:
+    """Raise UsageError for samples of a component that are not there, without reading one of them."""
+    if str(source) != BUILTIN and not holds_arrays(source):
+        find_files(source, KINDS[component])
 
 
 def foreign_samples(reader: object, spool: Path) -> Samples:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import UsageError
+from phi4mm_export.package.given_folders import WORK_DIR, made_folder
 from phi4mm_export.package.manifest import MANIFEST_FILE, Manifest, write_manifest
 from phi4mm_export.package.manifest_quantized import Quantized, digest_of, quantized_manifest
 from phi4mm_export.package.manifest_read import read_manifest
@@ -23,6 +24,7 @@ from phi4mm_export.pipeline.quantize_checks import check_graph, check_package, c
 from phi4mm_export.pipeline.quantize_engines import Engine, check_engine
 from phi4mm_export.pipeline.quantize_gate import GateReport, check_limit
 from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress, run_job
+from phi4mm_export.pipeline.quantize_places import check_quantize_places
 from phi4mm_export.pipeline.quantize_samples import foreign_samples, open_samples, unseen_modes
 from phi4mm_export.quant.settings import CalibrationReader, LayerReport, Method, QuantSettings
 from phi4mm_export.runtime.calibration_samples import Samples
@@ -106,6 +108,14 @@ def carry_out(request: Request) -> QuantizeReport:
     target, package = request.target, request.package
     if package is not None and target.is_relative_to(real_path(package.path)) and target != real_path(package.path):
         raise UsageError("the target lies inside the source package", where=str(target), fix="choose another place")
+    check_quantize_places(
+        request.graph,
+        request.settings,
+        request.engine,
+        statistics=request.statistics,
+        save_statistics=request.save_statistics,
+        work_dir=request.work_dir,
+    )
     open_target = staged if package is not None else staged_model
     with open_target(target, overwrite=request.overwrite) as staging, work_folder(target, request.work_dir) as work:
         samples = _samples(request, request.choice.calibration, request.choice.reader, fresh(work / "samples"))
@@ -165,8 +175,8 @@ def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
 def work_folder(target: Path, given: Path | None) -> Iterator[Path]:
     """Where finished layers are kept: the user's folder, or one beside the target that only a killed run leaves."""
     if given is not None:
-        own = given / WORK_NAME  # below it folders are emptied, which may only happen to folders of our making
-        own.mkdir(parents=True, exist_ok=True)
+        own = made_folder(given, WORK_DIR) / WORK_NAME  # below it folders are emptied: only ours may be
+        own.mkdir(exist_ok=True)
         yield own
         return
     folder = target.parent / f".{target.name}.work"

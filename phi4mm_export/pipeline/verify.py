@@ -13,10 +13,17 @@ from typing import Any
 from phi4mm_export.checks.claims import Claims, FaultKind, FileFault, read_claims
 from phi4mm_export.checks.files import compare_files, shown_name
 from phi4mm_export.errors import ExitCode, PackageError, UsageError, some
+from phi4mm_export.package.given_folders import check_file_to_write
 from phi4mm_export.package.lock_file import LockFile, lock_bytes, lock_of, read_lock
 from phi4mm_export.package.manifest import MANIFEST_FILE, SUMS_FILE, Manifest
 from phi4mm_export.package.scan import EntryKind, scan
-from phi4mm_export.package.signing import SignatureMismatchError, check_signature, sign_package
+from phi4mm_export.package.signing import (
+    SignatureMismatchError,
+    check_signature,
+    check_signature_files,
+    check_signing_key,
+    sign_package,
+)
 from phi4mm_export.spec.on_disk import found_at, is_file, is_folder, real_path
 
 Progress = Callable[[int, int], None]
@@ -99,8 +106,16 @@ def verify(
             where="--signature" if signature is None else "--public-key",
             fix="give both --signature FILE and --public-key KEY",
         )
-    claims = read_claims(folder)
     sealed = None if signature is None else Path(signature)
+    target = sealed or _beside(folder)
+    if write_lock is not None:
+        check_file_to_write(Path(write_lock), "--write-lock")
+    if sign is not None:
+        check_signing_key(Path(sign))
+        check_file_to_write(target, "--sign" if sealed is None else "--signature")
+    elif sealed is not None and public_key is not None:
+        check_signature_files(sealed, Path(public_key))
+    claims = read_claims(folder)
     faults, tolerated = _files(folder, claims, sealed, progress)
     faults += [] if lock is None else _against_lock(lock, claims.manifest)
     if sealed is not None and public_key is not None and sign is None:
@@ -111,7 +126,6 @@ def verify(
         _replace(Path(write_lock), lock_bytes(lock_of(manifest)))
         written.append(os.fspath(write_lock))
     if sign is not None and done:
-        target = sealed or folder.with_name(f"{folder.name}.sig")
         sign_package(folder, target, Path(sign))
         written.append(os.fspath(target))
     return VerifyReport(
@@ -134,6 +148,12 @@ def _folder(package: str | os.PathLike[str]) -> Path:
         found = found_at(folder)
         raise UsageError(f"expected a package folder, found {found}", where=str(folder), fix="pass the folder's path")
     return folder
+
+
+def _beside(folder: Path) -> Path:
+    """Where the signature of a package goes that names no other place."""
+    named = folder if folder.name not in ("", "..") else real_path(folder)
+    return named.with_name(f"{named.name}.sig")
 
 
 def _files(

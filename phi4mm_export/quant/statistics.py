@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 from phi4mm_export.errors import UsageError
 from phi4mm_export.quant.hessian import Moments
 from phi4mm_export.quant.stages import Stage
-from phi4mm_export.spec.json_text import json_bytes, read_object
+from phi4mm_export.spec.json_fields import shown
+from phi4mm_export.spec.json_text import json_bytes, parse_object, read_bytes, refuse_byte_order_mark
+from phi4mm_export.spec.on_disk import is_entry
 
 INDEX = "statistics.json"
 VERSION = 3
+SAVE_AGAIN = "save them again with --save-statistics"
 
 
 class SavedStatistics:
@@ -40,25 +44,56 @@ class SavedStatistics:
         save_file(arrays, self._path(number))
 
     def close(self, stages: tuple[Stage, ...], samples: list[str]) -> None:
-        """Write the index."""
+        """Write the index; files of an earlier, killed run that these stages do not have go."""
+        kept = {self._path(number) for number in range(len(stages))}
+        for path in self._folder.glob("*.safetensors"):
+            if path not in kept:
+                path.unlink()
         names = [[site.label for site in stage.sites] for stage in stages]
         body = {"version": VERSION, "samples": samples, "stages": names}
         (self._folder / INDEX).write_bytes(json_bytes(body))
 
+    @property
+    def finished(self) -> bool:
+        """Whether a run has kept all of its statistics there: the index comes last."""
+        return is_entry(self._folder / INDEX)
+
+    def check(self, labels: Iterable[str] | None = None) -> None:
+        """Raise UsageError unless there are statistics of this version, and of these layers if they are known."""
+        stages = self._index()["stages"]
+        if labels is not None and sorted(label for stage in stages for label in stage) != sorted(labels):
+            raise self._of_another_graph()
+
     def open(self, stages: tuple[Stage, ...]) -> list[str]:
         """Digests of the samples; the statistics must be those of the same layers. Raises UsageError."""
-        index = read_object(self._folder / INDEX, error=UsageError)
-        names = [[site.label for site in stage.sites] for stage in stages]
-        if index.get("version") != VERSION or index.get("stages") != names:
+        index = self._index()
+        if index["stages"] != [[site.label for site in stage.sites] for stage in stages]:
+            raise self._of_another_graph()
+        return list(index["samples"])
+
+    def _index(self) -> dict[str, Any]:
+        """The index, its form checked."""
+        place = str(self._folder / INDEX)
+        data = read_bytes(self._folder / INDEX, error=UsageError, where=place)
+        refuse_byte_order_mark(data, place, error=UsageError)
+        index = parse_object(data, place, error=UsageError)
+        if index.get("version") != VERSION:
             raise UsageError(
-                "the statistics are those of another graph or another choice of layers",
-                where=str(self._folder / INDEX),
-                fix="save them again with --save-statistics",
+                f"expected statistics of version {VERSION}, found {shown(index.get('version'))}",
+                where=place,
+                fix=SAVE_AGAIN,
             )
-        samples = index.get("samples")
-        if not isinstance(samples, list) or not all(isinstance(digest, str) for digest in samples):
-            raise UsageError("the list of sample digests is missing", where=str(self._folder / INDEX))
-        return samples
+        stages, samples = index.get("stages"), index.get("samples")
+        if not _are_texts(samples) or not isinstance(stages, list) or not all(map(_are_texts, stages)):
+            raise UsageError("expected lists of layers and of sample digests", where=place, fix=SAVE_AGAIN)
+        return index
+
+    def _of_another_graph(self) -> UsageError:
+        return UsageError(
+            "the statistics are those of another graph or another choice of layers",
+            where=str(self._folder / INDEX),
+            fix=SAVE_AGAIN,
+        )
 
     def load(self, number: int, channels: int, outputs: int) -> Moments | None:
         """The moments of a stage with so many outputs in all. Raises UsageError for a missing file or other shapes."""
@@ -80,9 +115,11 @@ class SavedStatistics:
                 raise ValueError(f"the drift has the shape {list(drift.shape)}")
             return Moments(tokens, paired, arrays["mean_exact"], arrays["mean"], hessian, drift)
         except (OSError, KeyError, ValueError, IndexError, SafetensorError) as err:
-            raise UsageError(
-                f"the statistics cannot be read: {err}", where=str(path), fix="save them again with --save-statistics"
-            ) from err
+            raise UsageError(f"the statistics cannot be read: {err}", where=str(path), fix=SAVE_AGAIN) from err
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:05d}.safetensors"
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

@@ -1,7 +1,7 @@
 """Recipes from TOML, read strictly: every fault names file and key, what was expected and what was found.
 
-tomllib refuses duplicate keys and broken syntax; a byte order mark, other encodings, size, unknown keys, wrong types,
-NaN and infinity are refused here. Nothing in a recipe is ever executed or looked up on a network.
+tomllib refuses duplicate keys and broken syntax; other encodings than UTF-8, size, unknown keys, wrong types, NaN and
+infinity are refused here. Nothing in a recipe is ever executed or looked up on a network.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from phi4mm_export.spec.build_recipe import (
 from phi4mm_export.spec.build_recipe_kinds import QUANTIZE, TABLES, TOP, Kind, WrongValueError
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.json_fields import shown
+from phi4mm_export.spec.json_text import UTF16_MARKS
 from phi4mm_export.spec.on_disk import home_expanded
 
 MAX_NBYTES = 64 << 10
@@ -64,10 +65,10 @@ def parse_toml(data: bytes, where: str) -> dict[str, Any]:
     """The tables of a TOML text. Raises UsageError for anything that is not one, or over MAX_NBYTES."""
     if len(data) > MAX_NBYTES:
         raise UsageError(f"expected at most {MAX_NBYTES:,} bytes, found {len(data):,}", where=where)
-    if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
-        raise UsageError("starts with a byte order mark", where=where, fix="save the file as UTF-8 without one")
+    if data.startswith(UTF16_MARKS):
+        raise UsageError("the text is UTF-16, expected UTF-8", where=where, fix="save the file as UTF-8")
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as err:
         raise UsageError(f"the text is not UTF-8 (byte {err.start:,})", where=where, fix="save it as UTF-8") from err
     except tomllib.TOMLDecodeError as err:

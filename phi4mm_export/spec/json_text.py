@@ -2,6 +2,9 @@
 
 Python's reader takes duplicate keys (the last wins), NaN and Infinity, and numbers beyond float64; all of these are
 refused here, because two readers of such a file may see two different values.
+
+A UTF-8 byte order mark is skipped in what people edit (configs, recipes, contracts, expectations) and refused in what
+machines write and check (safetensors headers, manifests, locks, statistics): there it means that somebody edited it.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ MAX_NBYTES = 256 << 20
 MAX_DEPTH = 100
 """Deepest nesting of objects and arrays; real configs stay below 10."""
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def parse_json(data: str | bytes, where: str, *, error: type[Phi4mmError] = CheckpointError) -> Any:
@@ -77,6 +81,12 @@ def parse_object(data: str | bytes, where: str, *, error: type[Phi4mmError] = Ch
     if not isinstance(value, dict):
         raise error(f"expected a JSON object at the top, found {json_kind(value)}", where=where)
     return value
+
+
+def refuse_byte_order_mark(data: bytes, where: str, *, error: type[Phi4mmError]) -> None:
+    """Raise `error` for a file that only machines write and that starts with a UTF-8 byte order mark."""
+    if data.startswith(BYTE_ORDER_MARK):
+        raise error("starts with a byte order mark", where=where, fix="fetch or write the file again, unedited")
 
 
 def read_bytes(
@@ -136,7 +146,7 @@ def _decode(data: str | bytes, where: str, error: type[Phi4mmError]) -> str:
         raise error(f"the text has {len(data):,} bytes, expected at most {MAX_NBYTES:,}", where=where)
     if isinstance(data, str):
         return data.removeprefix("\ufeff")
-    if data.startswith(_UTF16_MARKS):
+    if data.startswith(UTF16_MARKS):
         raise error("the text is UTF-16, expected UTF-8", where=where, fix="save the file as UTF-8")
     try:
         return data.decode("utf-8-sig")

@@ -273,6 +273,25 @@ def test_a_file_that_is_no_lock_is_exit_2(package: Path, tmp_path: Path, text: s
     assert "bad.lock" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("folder", "expected the name of a file, found a folder"),
+        ("nowhere/lock", "expected a folder to hold the file, found nothing"),
+        ("file/lock", "expected a folder to hold the file, found a file"),
+    ],
+)
+def test_a_lock_that_cannot_be_written_is_refused_before_a_file_is_hashed(
+    package: Path, tmp_path: Path, place: str, sentence: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    (package / "phi4mm.json").write_text("no manifest")
+    result = _run(package, "--write-lock", tmp_path / place)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
 # ------------------------------------------------------------------ signatures
 
 HAS_SIGNING = importlib.util.find_spec("model_signing") is not None

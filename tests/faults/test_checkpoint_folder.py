@@ -194,7 +194,8 @@ def test_a_json_file_in_another_encoding_is_named(folder: Path) -> None:
 def test_a_byte_order_mark_is_tolerated(folder: Path) -> None:
     path = folder / "config.json"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    open_checkpoint(folder).close()
+    with open_checkpoint(folder) as marked:
+        assert marked.config.num_layers > 0
 
 
 @pytest.mark.parametrize(

@@ -242,14 +242,37 @@ def test_a_comparison_that_memory_cannot_hold_is_refused_before_the_export(
     ("settings", "sentence"),
     [
         ({"statistics": "nowhere"}, "expected the vision graph's statistics, found no folder"),
-        ({"save_statistics": "kept"}, "the vision graph's statistics are there already"),
+        ({"statistics": "kept"}, "expected statistics of version [0-9], found 0"),
+        ({"save_statistics": "kept"}, "--save-statistics .*vision: the folder holds statistics already"),
+        ({"save_statistics": "file/x"}, "--save-statistics .*vision: expected a folder, found a file"),
+        ({"work_dir": "file"}, "--work-dir .*expected a folder, found a file"),
     ],
 )
-def test_statistics_that_are_missing_or_would_be_written_over_are_refused(
+def test_folders_of_statistics_and_of_work_that_cannot_be_used_are_refused_before_the_model_is_looked_for(
     settings: dict[str, str], sentence: str, tmp_path: Path
 ) -> None:
     (tmp_path / "kept" / "vision").mkdir(parents=True)
+    (tmp_path / "kept" / "vision" / "statistics.json").write_text('{"version": 0}', encoding="utf-8")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
     places = {key: tmp_path / name for key, name in settings.items()}
 
     with pytest.raises(UsageError, match=sentence):
         build("int8-gptq", tmp_path / "out", model=".", calibration="builtin", settings=BuildSettings(**places))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["calibration=nowhere"], "--calibration .*nowhere: the file or folder does not exist"),
+        (["evaluate.against=nowhere"], "expected the folder of a float package, found nothing"),
+        (["evaluate.against=model", 'evaluate.images=["nowhere"]'], "evaluate.images: .*does not exist"),
+        (["evaluate.against=model", 'evaluate.prompts=["nowhere"]'], "evaluate.prompts: .*does not exist"),
+        (["evaluate.against=model", 'evaluate.text=["nowhere"]'], "evaluate.text: expected files, found nothing"),
+    ],
+)
+def test_samples_and_requests_that_are_not_there_are_refused_before_the_model_is_looked_for(
+    words: list[str], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        build("int8-gptq", tmp_path / "out", model="no model", set_values=["calibration=builtin", *words])
+    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.builds import DESCRIBED, card_of, stage_of
@@ -123,4 +124,7 @@ def test_the_snippet_in_the_card_runs(built: Path, tmp_path: Path, monkeypatch: 
             section.pop("run_options", None)
     Path("on-cpu/genai_config.json").write_text(json.dumps(config), encoding="utf-8")
 
-    exec(compile(code.replace('"PACKAGE"', '"on-cpu"').replace("+ 64", "+ 3"), "card", "exec"), {})
+    names: dict[str, Any] = {}
+    exec(compile(code.replace('"PACKAGE"', '"on-cpu"').replace("+ 64", "+ 3"), "card", "exec"), names)
+
+    assert names["generator"].token_count() > names["inputs"]["input_ids"].shape()[1]

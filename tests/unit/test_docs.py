@@ -100,9 +100,15 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_block_compiles(page: Path) -> None:
+    broken = []
     for language, block in blocks(page):
         if language == "python":
-            compile(block, str(page), "exec")
+            try:
+                compile(block, str(page), "exec")
+            except SyntaxError as err:
+                broken.append(f"{err.msg} at line {err.lineno} of the block")
+
+    assert broken == []
 
 
 def test_every_page_of_docs_is_reachable_from_the_index() -> None:
