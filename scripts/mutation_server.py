@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -38,6 +39,8 @@ ASK = (
 )
 """The client: connects to the address, sends the names of test files, ends with pytest's exit code."""
 FAILED = 70
+MAX_CPU_S = 60
+"""Processor time a fork may take; the time on the clock depends on what else the machine does."""
 
 
 def main() -> None:
@@ -80,6 +83,7 @@ def run(tests: list[str]) -> None:
     code = FAILED
     try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 from support.audit import Guard
 
 from phi4mm_export.pipeline.synth import synth
@@ -15,6 +16,9 @@ from phi4mm_export.spec.model import Layout
 
 BuildOnce = Callable[[str, Callable[[Path], object]], Path]
 GUARD = Guard()
+settings.register_profile("repeatable", deadline=None, database=None, derandomize=True)
+settings.load_profile("repeatable")
+"""Properties are tried on the same examples in every run, without a clock and without a folder of their own."""
 
 
 def pytest_configure() -> None:

@@ -38,7 +38,7 @@ JSON_VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
     max_leaves=8,
 )
-examples = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+examples = settings(max_examples=150)
 
 
 @pytest.mark.parametrize("name", list(KINDS))

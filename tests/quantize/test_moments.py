@@ -139,7 +139,7 @@ def test_leading_dimensions_are_tokens() -> None:
     np.testing.assert_array_equal(found.hessian, seen([(x, x)]).hessian)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(cuts=st.lists(st.integers(0, 700), max_size=6), jobs=st.integers(1, 3))
 def test_neither_the_cut_into_samples_nor_jobs_change_a_bit(cuts: list[int], jobs: int) -> None:
     exact, x = gaussian(0), gaussian(1)

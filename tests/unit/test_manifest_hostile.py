@@ -97,7 +97,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sealed_package(tmp_path_factory.mktemp("sealed") / "package")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(st.sampled_from(["phi4mm.json", "SHA256SUMS"]), st.binary(max_size=60), st.floats(0, 1), st.floats(0, 1))
 def test_pieces_of_rubbish_in_the_packages_own_files_are_always_found(
     package: Path, name: str, rubbish: bytes, start: float, length: float
@@ -112,7 +112,7 @@ def test_pieces_of_rubbish_in_the_packages_own_files_are_always_found(
         (package / name).write_bytes(old)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(data=st.data(), value=json_values)
 def test_a_damaged_lock_is_refused_or_breaks_the_verification(
     package: Path, tmp_path: Path, data: st.DataObject, value: Any
