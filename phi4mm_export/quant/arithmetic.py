@@ -135,7 +135,11 @@ def upper_factor(h: F64, math: Arithmetic, *, jobs: int = 1) -> F64:
             below = partial(_factor_rows, a, begin, end, roots, math, earlier)
             for _ in pool.map(below, range(end, size, ROWS)):
                 pass
-    return np.ascontiguousarray(np.tril(a)[::-1, ::-1])
+    for start in range(0, size, STRIPE):
+        stop = start + STRIPE
+        a[start:stop, start:stop] = np.tril(a[start:stop, start:stop])
+        a[start:stop, stop:] = 0.0
+    return np.ascontiguousarray(a[::-1, ::-1])
 
 
 def _factor_corner(a: F64, math: Arithmetic) -> F64:

@@ -136,7 +136,8 @@ class _Sum:
         """Everything added, less the product of sums and mean, rounded to float32 as `statistics` stores it."""
         for start in range(0, len(self._part), STRIPE):
             rows = slice(start, start + STRIPE)
-            self._wide[rows] += self._part[rows]
+            if self._count % PARTS:
+                self._wide[rows] += self._part[rows]
             self._wide[rows] -= np.multiply.outer(sums[rows], mean)
             self._wide[rows] = self._wide[rows].astype(np.float32)
         return self._wide
@@ -149,10 +150,12 @@ class _Sum:
     def _add_product(self, left: F32, right: F32, rows: slice, columns: slice) -> None:
         product, part = self._product[rows, columns], self._part[rows, columns]
         with np.errstate(invalid="ignore", over="ignore"):  # of this thread
-            part += np.matmul(left.T, right, out=product)
+            if self._count % PARTS == 1:
+                np.matmul(left.T, right, out=part)
+            else:
+                part += np.matmul(left.T, right, out=product)
         if self._count % PARTS == 0:
             self._wide[rows, columns] += part
-            part[...] = 0
 
 
 class _Through(_Sum):

@@ -40,9 +40,9 @@ class Spill:
         np.save(path, value, allow_pickle=False)
 
     def get(self, key: Hashable) -> NDArray[Any]:
-        """The array stored under a key."""
+        """The array stored under a key; not to be written to. One in a file is read where it is used."""
         kept = self._kept.get(key)
-        return kept if kept is not None else np.load(self._files[key], allow_pickle=False)
+        return kept if kept is not None else np.asarray(np.load(self._files[key], mmap_mode="r", allow_pickle=False))
 
     def has(self, key: Hashable) -> bool:
         """Whether a key is stored."""
