@@ -191,7 +191,10 @@ def _folder(node: onnx.NodeProto) -> str:
 
 
 def _bits(node: onnx.NodeProto) -> int:
-    return next((int(a.i) for a in node.attribute if a.name == "bits"), 0)
+    """The bits of a product with codes, the fewest of those in a node's bodies; 0 without any."""
+    own = [int(a.i) for a in node.attribute if a.name == "bits"]
+    inner = [_bits(each) for a in node.attribute if a.HasField("g") for each in a.g.node]
+    return min((bits for bits in (*own, *inner) if bits), default=0)
 
 
 def _float_bits(tensors: Iterable[onnx.TensorProto]) -> int:

@@ -152,7 +152,7 @@ def gate_line(gate: GateReport) -> str:
     ours, rounded = gate.quantized, gate.rounded
     against = f", rounding to nearest {rounded.mean_rel_l2:.4f}" if rounded is not None else ""
     return (
-        f"{gate.output} on {gate.samples} {gate.judged_on}: relative L2 {ours.mean_rel_l2:.4f} "
+        f"{gate.output} on {gate.judged}: relative L2 {ours.mean_rel_l2:.4f} "
         f"(worst {ours.worst_rel_l2:.4f}, cosine {ours.mean_cosine:.4f}){against}, allowed {gate.max_rel_l2:g}"
     )
 

@@ -55,6 +55,11 @@ class GateReport:
     rounded: Fidelity | None
     max_rel_l2: float
 
+    @property
+    def judged(self) -> str:
+        """Samples with their number, for a sentence."""
+        return f"{self.samples:,} {self.judged_on.removesuffix('s') if self.samples == 1 else self.judged_on}"
+
 
 def check_limit(max_rel_l2: float) -> None:
     """Raise UsageError for a limit that no result can meet, or every one."""
@@ -109,7 +114,7 @@ def judge(report: GateReport, *, fallbacks: int, layers: int) -> None:
     A result without any error passes: nothing is better.
     """
     figure = report.quantized.mean_rel_l2
-    place = f"{report.output}, {report.samples} {report.judged_on}"
+    place = f"{report.output}, {report.judged}"
     if not figure <= report.max_rel_l2:
         raise QualityError(
             f"relative L2 error {figure:.4f}, allowed at most {report.max_rel_l2:g}",

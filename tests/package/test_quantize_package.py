@@ -111,7 +111,7 @@ def test_one_blank_page_gives_finite_scales_or_no_package(gated_package: Path, t
 
 
 def test_a_missed_limit_leaves_nothing_beside_the_target(gated_package: Path, pages: Path, tmp_path: Path) -> None:
-    with pytest.raises(QualityError, match=r"image_features, 1 held-out samples.*allowed at most 0.0001"):
+    with pytest.raises(QualityError, match=r"image_features, 1 held-out sample.*allowed at most 0.0001"):
         quantize(gated_package, tmp_path / "out", calibration=pages, max_rel_l2=1e-4)
     assert list(tmp_path.iterdir()) == []
 

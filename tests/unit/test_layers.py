@@ -54,6 +54,19 @@ def test_a_layer_is_everything_under_its_name_and_its_result_is_the_last_node(tm
     assert layers["tower/fc1"].nbytes == 4 * WIDTH * WIDTH  # the bias is too small to be a weight
 
 
+def test_codes_in_the_body_of_an_if_count_for_its_bits() -> None:
+    code = helper.make_node("MatMulNBits", ["x", "c", "s"], ["p"], domain="com.microsoft", K=16, N=4, bits=4)
+    plain = helper.make_node("Identity", ["x"], ["q"])
+    bodies = {
+        branch: helper.make_graph([node], branch, [], [helper.make_tensor_value_info(end, TensorProto.FLOAT, None)])
+        for branch, node, end in (("then_branch", code, "p"), ("else_branch", plain, "q"))
+    }
+    choice = helper.make_node("If", ["speech"], ["y"], name="tower/out/If", **bodies)
+    weights = [numpy_helper.from_array(np.zeros((4, 8), np.uint8), "c")]
+    model = helper.make_model(helper.make_graph([choice], "tower", [], [], weights))
+    assert find_layers(model)["tower/out"].bits == 4
+
+
 def test_only_the_spoilt_layer_makes_an_error_and_the_later_ones_carry_it(tmp_path: Path) -> None:
     rows = compared(tmp_path, spoilt=1).errors()
     assert [bool(row.made) for row in rows] == [False, True, False]
