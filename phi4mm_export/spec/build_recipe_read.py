@@ -7,7 +7,9 @@ infinity are refused here. Nothing in a recipe is ever executed or looked up on 
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import re
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +36,7 @@ MAX_NBYTES = 64 << 10
 MOST_SHOWN = 200
 RECIPE_VERSION = 1
 NAMED = "phi4mm_export.spec"
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -225,20 +228,29 @@ def toml_text(values: Mapping[str, Any]) -> str:
 def _toml_lines(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for key, value in values.items():
         if not isinstance(value, Mapping):
-            yield f"{key} = {_toml_value(value)}"
+            yield f"{_toml_key(key)} = {_toml_value(value)}"
     for key, value in values.items():
         if isinstance(value, Mapping):
-            if any(not isinstance(inner, Mapping) for inner in value.values()):
-                yield f"\n[{prefix}{key}]"
-            yield from _toml_lines(value, f"{prefix}{key}.")
+            name = f"{prefix}{_toml_key(key)}"
+            if not value or any(not isinstance(inner, Mapping) for inner in value.values()):
+                yield f"\n[{name}]"
+            yield from _toml_lines(value, f"{name}.")
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _toml_string(key)
+
+
+def _toml_string(text: str) -> str:
+    """A basic string: the escapes of JSON, and one for delete, which TOML does not take as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return _toml_string(value)
     if isinstance(value, list):
         return f"[{', '.join(_toml_value(item) for item in value)}]"
     return repr(value)

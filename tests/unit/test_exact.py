@@ -7,11 +7,14 @@ import subprocess
 import sys
 from decimal import Decimal, getcontext
 from fractions import Fraction
+from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from phi4mm_export.weights.exact import cos_sin, exact_product, integer_bits
+from phi4mm_export.weights.exact import LeftFactor, RightFactor, cos_sin, exact_product, integer_bits
 
 PROBE = """
 import hashlib, numpy as np
@@ -47,6 +50,37 @@ def test_a_product_of_small_integers_is_exact() -> None:
     rng = np.random.default_rng(1)
     left, right = rng.integers(-100, 100, (7, 9)), rng.integers(-100, 100, (9, 5))
     assert np.array_equal(exact_product(left.astype(np.float32), right.astype(np.float32)), left @ right)
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(-300, 300), st.integers(0, 2**32 - 1))
+def test_products_of_integers_are_exact_at_any_scale(terms: int, width: int, exponent: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    left, right = rng.integers(-1000, 1001, (3, terms)), rng.integers(-1000, 1001, (terms, width))
+    scaled = np.ldexp(left.astype(np.float64), exponent)
+    expected = np.ldexp((left @ right).astype(np.float64), exponent)
+    assert np.array_equal(exact_product(scaled, right), expected)
+
+
+@given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
+def test_a_product_has_the_same_bits_in_any_order_of_its_terms_rows_and_columns(
+    terms: int, seed: int, shuffle: Random
+) -> None:
+    rng = np.random.default_rng(seed)
+    left, right = rng.standard_normal((4, terms)), rng.standard_normal((terms, 5))
+    whole = exact_product(left, right)
+    order = list(range(terms))
+    shuffle.shuffle(order)
+    assert np.array_equal(exact_product(left[:, order], right[order]), whole)
+    assert np.array_equal(exact_product(left[1:3], right[:, 2:]), whole[1:3, 2:])
+    assert np.array_equal(LeftFactor.of(left).product(right), whole)
+    assert np.array_equal(RightFactor.of(right).product(left), whole)
+
+
+@given(st.floats(-1e6, 1e6))
+def test_cosine_and_sine_of_any_angle_are_those_of_libm(angle: float) -> None:
+    cosine, sine = cos_sin(np.array([angle]))
+    assert cosine[0] == pytest.approx(math.cos(angle), abs=4e-16)
+    assert sine[0] == pytest.approx(math.sin(angle), abs=4e-16)
 
 
 def test_a_product_is_as_close_as_its_rounded_factors_allow() -> None:
@@ -88,9 +122,7 @@ def test_the_reduction_constants_add_up_to_half_pi() -> None:
     [
         {"OPENBLAS_NUM_THREADS": "1"},
         {"OPENBLAS_NUM_THREADS": "2"},
-        {
-            "NPY_DISABLE_CPU_FEATURES": "X86_V4 X86_V3 AVX512_ICL AVX512_SPR AVX512F AVX512_SKX AVX2 FMA3"
-        },
+        {"NPY_DISABLE_CPU_FEATURES": "X86_V4 X86_V3 AVX512_ICL AVX512_SPR AVX512F AVX512_SKX AVX2 FMA3"},
         {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA"},
     ],
     ids=["one thread", "two threads", "no AVX2 in numpy", "no FMA in libm"],

@@ -135,3 +135,24 @@ def test_an_added_key_is_there_and_all_others_as_before(
 ) -> None:
     text = json.dumps(document, indent=indent)
     assert json.loads(edited(text, [Change((key,), value)])) == {**document, key: value}
+
+
+spaces = st.text(" \t\n", max_size=3)
+
+
+@given(st.dictionaries(st.text(max_size=5), values, min_size=1, max_size=5), values, st.data(), spaces, spaces)
+def test_the_characters_around_a_value_stay_whatever_they_are(
+    document: dict[str, Any], value: Any, data: st.DataObject, gap: str, around: str
+) -> None:
+    text = around + json.dumps(document, separators=(f"{gap},{around}", f"{around}:{gap}")) + gap
+    path = data.draw(st.sampled_from(_paths(document)))
+    after = edited(text, [Change(path, value)])
+    written = json.dumps(value_at(document, path), separators=(f"{gap},{around}", f"{around}:{gap}"))
+    places = (at for at in range(len(text)) if text.startswith(written, at))
+    assert any(_keeps(text, after, at, len(written)) for at in places), (text, after)
+
+
+def _keeps(before: str, after: str, start: int, length: int) -> bool:
+    """Whether all that stands before and after one piece of a text is the same in another."""
+    tail = before[start + length :]
+    return after.startswith(before[:start]) and after.endswith(tail) and len(after) >= start + len(tail)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phi4mm_export.spec.names import (
+    NATIVE_ROWS,
+    WRAPPER_PREFIXES,
+    WRAPPER_SEGMENTS,
     LoraName,
+    NameRow,
     canonical_name,
     is_recomputed_buffer,
     native_name,
@@ -103,3 +109,33 @@ def test_buffers_that_follow_from_the_config_are_known() -> None:
     assert is_recomputed_buffer("model.layers.4.self_attn.rotary_emb.inv_freq")
     assert is_recomputed_buffer(IMAGE + "img_processor.embeddings.position_ids")
     assert not is_recomputed_buffer(IMAGE + "img_processor.embeddings.position_embedding.weight")
+
+
+ends = st.sampled_from(["", ".weight", ".bias"])
+
+
+@given(st.sampled_from(NATIVE_ROWS), st.integers(0, 10**6), ends)
+def test_either_spelling_of_any_layer_leads_to_the_other_and_back(row: NameRow, layer: int, end: str) -> None:
+    native, original = (name.replace("{i}", str(layer)) + end for name in (row.native, row.original))
+    assert canonical_name(native) == canonical_name(original) == original
+    assert native_name(original) == native
+
+
+@given(st.lists(st.tuples(st.sampled_from(NATIVE_ROWS), st.integers(0, 99), ends), max_size=20, unique=True))
+def test_different_tensors_have_different_names_in_both_layouts(tensors: list[tuple[NameRow, int, str]]) -> None:
+    names = {row.original.replace("{i}", str(layer)) + end for row, layer, end in tensors}
+    assert len({native_name(name) for name in names}) == len(names)
+    assert {canonical_name(native_name(name)) for name in names} == names
+
+
+segments = st.text("abz019_", min_size=1, max_size=5).filter(lambda text: text not in ("module", "_orig_mod"))
+
+
+@given(st.data(), st.lists(segments, min_size=1, max_size=6), st.lists(st.sampled_from(WRAPPER_PREFIXES), max_size=3))
+def test_wrappers_anywhere_around_any_name_are_taken_off(
+    data: st.DataObject, parts: list[str], before: list[str]
+) -> None:
+    wrapped = list(parts)
+    for wrapper in data.draw(st.lists(st.sampled_from(sorted(WRAPPER_SEGMENTS)), max_size=3)):
+        wrapped.insert(data.draw(st.integers(0, len(wrapped))), wrapper)
+    assert canonical_name("".join(before) + ".".join(wrapped)) == ".".join(parts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phi4mm_export.weights.packing import (
     absmax_scales,
@@ -126,3 +128,44 @@ def test_bytes_do_not_depend_on_how_rows_are_grouped() -> None:
     parts = [quantize_rows(rows[i : i + 5], 4, 32, np.dtype(np.float32)) for i in range(0, 32, 5)]
     assert np.array_equal(np.concatenate([p for p, _ in parts]), whole)
     assert np.array_equal(np.concatenate([s for _, s in parts]), whole_scales)
+
+
+bits, blocks, widths = st.sampled_from([4, 8]), st.sampled_from([16, 32, 64, 128, 256]), st.integers(1, 300)
+
+
+@given(bits, blocks, widths, st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_any_width_is_packed_into_whole_blocks_and_read_back(
+    bits: int, block: int, width: int, rows: int, seed: int
+) -> None:
+    codes = np.random.default_rng(seed).integers(0, 2**bits, (rows, -(-width // block), block)).astype(np.uint8)
+    packed = pack(codes, bits)
+    assert packed.shape == (*codes.shape[:2], block * bits // 8)
+    assert np.array_equal(unpack(packed, bits), codes)
+
+
+@given(bits, blocks, widths, st.integers(0, 2**32 - 1))
+def test_rounded_rows_of_any_width_stay_within_a_step_and_end_in_zeros(
+    bits: int, block: int, width: int, seed: int
+) -> None:
+    rows = _rows((3, width), seed)
+    packed, scales = quantize_rows(rows, bits, block, np.dtype(np.float32))
+    count = -(-width // block)
+    assert (packed.shape, scales.shape) == ((3, count, block * bits // 8), (3, count))
+    values = decode(unpack(packed, bits), scales, bits)
+    flat = values.reshape(3, -1)
+    assert not flat[:, width:].any()
+    step = np.abs(scales).repeat(block, axis=1)[:, :width]
+    furthest = {8: 0.501, 4: 1.5}[bits]  # 4 bits: the scale found may clip
+    assert (np.abs(flat[:, :width] - rows) <= furthest * step + 1e-6).all()
+
+
+@given(bits, st.integers(1, 20), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_values_on_a_grid_of_powers_of_two_survive_in_any_shape(
+    bits: int, count: int, exponent: int, seed: int
+) -> None:
+    half, block = 2 ** (bits - 1), 16
+    grid = np.random.default_rng(seed).integers(-half + 1, half, (2, count * block)).astype(np.float32)
+    grid[:, ::block] = half - 1
+    values = np.ldexp(grid, -exponent)
+    packed, scales = quantize_rows(values, bits, block, np.dtype(np.float16))
+    assert np.array_equal(decode(unpack(packed, bits), scales.astype(np.float32), bits).reshape(2, -1), values)
