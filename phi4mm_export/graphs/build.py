@@ -61,7 +61,12 @@ def build(component: Component, config: ModelConfig, ranks: Ranks, recipe: Recip
 
 def _decoder(op: OpBuilder, config: ModelConfig, ranks: Ranks, recipe: Recipe) -> nn.Module:
     fmt = DecoderFormat(
-        recipe.decoder_format, recipe.lora_format, recipe.lora, recipe.float_type, full_logits=recipe.full_logits
+        base=recipe.decoder_format,
+        head=recipe.head_format,
+        lora=recipe.lora_format,
+        form=recipe.lora,
+        compute=recipe.float_type,
+        full_logits=recipe.full_logits,
     )
     module = Decoder(config, ranks, fmt)
     kind, give = ONNX_FLOAT[recipe.float_type], op.builder.input

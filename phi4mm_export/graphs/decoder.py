@@ -31,6 +31,7 @@ class DecoderFormat:
     """How the decoder's weights are stored and its adapters carried."""
 
     base: WeightFormat
+    head: WeightFormat
     lora: WeightFormat
     form: LoraForm
     compute: FloatType
@@ -164,7 +165,7 @@ class Decoder(nn.Module):
         self.config, self.fmt = config, fmt
         self.rope = RopeTables(config.rope, fmt.compute)
         self.model = Backbone(config, ranks, fmt)
-        self.lm_head = Linear(Affine(config.hidden_size, config.vocab_size, fmt.base, fmt.compute))
+        self.lm_head = Linear(Affine(config.hidden_size, config.vocab_size, fmt.head, fmt.compute))
         roles = sorted({role for module in ranks.values() for role in module})
         self.choice = AdapterChoice(roles, fmt.compute) if fmt.form is LoraForm.GATED and roles else None
 

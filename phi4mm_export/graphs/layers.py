@@ -14,6 +14,7 @@ from onnxscript import OpBuilder, nn
 from phi4mm_export.graphs import fused
 from phi4mm_export.spec.contract import FloatType
 from phi4mm_export.spec.recipe import Blockwise, WeightFormat
+from phi4mm_export.weights.rotation import rotation_matrix, rotation_size
 
 ONNX_FLOAT = {FloatType.FLOAT32: ir.DataType.FLOAT, FloatType.FLOAT16: ir.DataType.FLOAT16}
 
@@ -28,13 +29,20 @@ class Placement(StrEnum):
 
 
 class WeightParameter(nn.Parameter):
-    """A parameter that is no plain copy of the tensor of its name: placement, and bits and block of integer codes."""
+    """A parameter that is no plain copy of the tensor of its name: placement; bits, block and rotation of codes."""
 
     def __init__(
-        self, shape: list[int], dtype: ir.DataType, placement: Placement, *, bits: int = 0, block_size: int = 0
+        self,
+        shape: list[int],
+        dtype: ir.DataType,
+        placement: Placement,
+        *,
+        bits: int = 0,
+        block_size: int = 0,
+        rotation: int = 0,
     ) -> None:
         super().__init__(shape, dtype)
-        self.placement, self.bits, self.block_size = placement, bits, block_size
+        self.placement, self.bits, self.block_size, self.rotation = placement, bits, block_size, rotation
 
 
 def code_parameters(
@@ -45,11 +53,30 @@ def code_parameters(
     flat: one row of bytes per row of codes, [height, width * bits / 8], the form of GatherBlockQuantized.
     """
     block = fmt.block_for(width)
-    blocks = -(-width // block)
+    blocks, rotation = -(-width // block), rotation_of(width, fmt)
     shape = [height, width * fmt.bits // 8] if flat else [height, blocks, block * fmt.bits // 8]
-    codes = WeightParameter(shape, ir.DataType.UINT8, Placement.CODES, bits=fmt.bits, block_size=block)
+    codes = WeightParameter(
+        shape, ir.DataType.UINT8, Placement.CODES, bits=fmt.bits, block_size=block, rotation=rotation
+    )
     scales = WeightParameter([height, blocks], compute, Placement.SCALES, bits=fmt.bits, block_size=block)
     return {"qweight": codes, "scales": scales}
+
+
+def rotation_of(width: int, fmt: WeightFormat) -> int:
+    """Channels mixed with each other in an input of `width` channels, 0 for none."""
+    return rotation_size(width) if isinstance(fmt, Blockwise) and fmt.rotate else 0
+
+
+def rotate(op: OpBuilder, x: ir.Value, size: int) -> ir.Value:
+    """x R' for R of weights/rotation.py, every `size` channels alike.  [B, S, K] -> [B, S, K]."""
+    dtype, width = fused.dtype_of(x), fused.dims_of(x)[-1]
+    name = f"rotation.{size}"
+    matrix = op.builder.root.graph.initializers.get(name)
+    if matrix is None:
+        values = rotation_matrix(size).astype(dtype.numpy())
+        matrix = op.builder.initializer(ir.Tensor(values, name=name), qualify=False)
+    groups = op.Reshape(x, [0, 0, width // size, size])
+    return fused.set_type(op.Reshape(op.MatMul(groups, matrix), [0, 0, width]), dtype, fused.dims_of(x))
 
 
 class Affine:
@@ -57,7 +84,8 @@ class Affine:
 
     `weight` [out_features, in_features] in the checkpoint. Dense weights stay so (FusedMatMul with transB) unless
     `transposed`: then they are stored [in_features, out_features] for a plain MatMul, which every quantizer knows.
-    Integer weights are codes uint8 [out, blocks, block * bits / 8] and scales [out, blocks] for MatMulNBits.
+    Integer weights are codes uint8 [out, blocks, block * bits / 8] and scales [out, blocks] for MatMulNBits, of rows
+    whose channels are mixed in groups of `rotation` where that is not 0: y = (x R') (W R')'.
 
     Not a module: whoever holds one registers its parameters, so that it can also be used inside a branch of an `If`.
     """
@@ -73,7 +101,7 @@ class Affine:
         transposed: bool = False,
     ) -> None:
         self.in_features, self.out_features, self.fmt, self.transposed = in_features, out_features, fmt, transposed
-        self.compute = ONNX_FLOAT[compute]
+        self.compute, self.rotation = ONNX_FLOAT[compute], rotation_of(in_features, fmt)
         self.parameters: dict[str, nn.Parameter] = {}
         if isinstance(fmt, Blockwise):
             self.parameters |= code_parameters(out_features, in_features, fmt, self.compute)
@@ -91,8 +119,13 @@ class Affine:
             setattr(module, parameter.name, parameter)
         return self
 
-    def __call__(self, op: OpBuilder, x: ir.Value) -> ir.Value:
-        y = self._product(op, x)
+    def turned(self, op: OpBuilder, x: ir.Value) -> ir.Value:
+        """The input of the product: x, or x rotated."""
+        return rotate(op, x, self.rotation) if self.rotation else x
+
+    def __call__(self, op: OpBuilder, x: ir.Value, turned: ir.Value | None = None) -> ir.Value:
+        """`turned`: what `turned(op, x)` gave, where it is there already."""
+        y = self._product(op, self.turned(op, x) if turned is None else turned)
         bias = self.parameters.get("bias")
         return y if bias is None else op.Add(y, bias)
 

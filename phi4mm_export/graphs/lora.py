@@ -11,7 +11,7 @@ B carries alpha / r. Source: LoRA, arXiv 2106.09685, section 4.1.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -21,7 +21,7 @@ from phi4mm_export.graphs import fused
 from phi4mm_export.graphs.layers import ONNX_FLOAT, Affine
 from phi4mm_export.spec.contract import FloatType
 from phi4mm_export.spec.model import Role
-from phi4mm_export.spec.recipe import WeightFormat
+from phi4mm_export.spec.recipe import Blockwise, WeightFormat
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class LowRank:
     a: Affine
     b: Affine
 
-    def __call__(self, op: OpBuilder, x: ir.Value, rows: ir.Value | None = None) -> ir.Value:
-        """`rows` [B, 1, 1] multiplies the small product in the middle."""
-        down = self.a(op, x)
+    def __call__(self, op: OpBuilder, x: ir.Value, turned: ir.Value, rows: ir.Value | None = None) -> ir.Value:
+        """turned: x as the base's product takes it. `rows` [B, 1, 1] multiplies the small product in the middle."""
+        down = self.a(op, x, turned if self.a.rotation else x)
         return self.b(op, down if rows is None else op.Mul(down, rows))
 
 
@@ -74,7 +74,7 @@ class AdaptedLinear(nn.Module):
         self.adapters = {
             role: LowRank(
                 Affine(base.in_features, rank, fmt, compute).register(self, f"lora_A.{role}."),
-                Affine(rank, base.out_features, fmt, compute).register(self, f"lora_B.{role}."),
+                Affine(rank, base.out_features, not_rotated(fmt), compute).register(self, f"lora_B.{role}."),
             )
             for role, rank in sorted(ranks.items())
         }
@@ -86,16 +86,22 @@ class AdaptedLinear(nn.Module):
         gates: Gates | None = None,
         inputs: Mapping[str, tuple[ir.Value, ir.Value]] | None = None,
     ) -> ir.Value:
-        y = self.base(op, x)
+        turned = self.base.turned(op, x)
+        y = self.base(op, x, turned)
         for role, adapter in self.adapters.items():
-            y = op.Add(y, adapter(op, x)) if gates is None else self._gated(op, x, y, adapter, gates[role], role)
+            if gates is None:
+                y = op.Add(y, adapter(op, x, turned))
+            else:
+                y = self._gated(op, (x, turned), y, adapter, gates[role], role)
         if inputs and self.overridable:
             pieces = [op.MatMul(op.MatMul(x, inputs[s.name][0]), inputs[s.name][1]) for s in self.overridable]
             y = op.Add(y, pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=-1))
         return y
 
     @staticmethod
-    def _gated(op: OpBuilder, x: ir.Value, y: ir.Value, adapter: LowRank, gate: Gate, role: Role) -> ir.Value:
+    def _gated(
+        op: OpBuilder, inputs: tuple[ir.Value, ir.Value], y: ir.Value, adapter: LowRank, gate: Gate, role: Role
+    ) -> ir.Value:
         """y + gate (x A') B' where any row wants it, else y: one `If`, never nested, so its weights stay prepacked."""
 
         def result(branch: str) -> list[ir.Value]:
@@ -103,11 +109,16 @@ class AdaptedLinear(nn.Module):
             return [ir.Value(name=f"{role}_{branch}", type=ir.TensorType(fused.dtype_of(y)), shape=shape)]
 
         wanted = op.builder.subgraph(
-            lambda sub: sub.Add(y, adapter(sub, x, gate.rows)), [], result("on"), name=f"{role}_on"
+            lambda sub: sub.Add(y, adapter(sub, *inputs, gate.rows)), [], result("on"), name=f"{role}_on"
         )
         unwanted = op.builder.subgraph(lambda sub: sub.Identity(y), [], result("off"), name=f"{role}_off")
         out = op.If(gate.any_row, then_branch=wanted, else_branch=unwanted)
         return fused.set_type(out, fused.dtype_of(y), fused.dims_of(y))
+
+
+def not_rotated(fmt: WeightFormat) -> WeightFormat:
+    """The same format for inputs that are as they are: the few channels in an adapter's middle."""
+    return replace(fmt, rotate=False) if isinstance(fmt, Blockwise) else fmt
 
 
 def overridable_inputs(

@@ -139,7 +139,7 @@ class Manifest(Plain):
 
 
 CHOICES_ABOUT: Mapping[tuple[str, ...], tuple[Component, ...]] = {
-    ("precision", "lora_precision", "lora", "adapters", "full_logits"): (Component.DECODER,),
+    ("precision", "lora_precision", "rotate", "lora", "adapters", "full_logits"): (Component.DECODER,),
     ("block_size", "accuracy_level"): (Component.DECODER, Component.EMBEDDING),
     ("encoder_precision",): (Component.VISION, Component.SPEECH),
     ("embedding_precision",): (Component.EMBEDDING,),
@@ -162,6 +162,7 @@ def recipe_json(recipe: Recipe, baked: Sequence[Role]) -> dict[str, Any]:
         "lora_precision": recipe.lora_precision.value,
         "block_size": recipe.block_size,
         "accuracy_level": recipe.accuracy_level,
+        "rotate": recipe.rotate,
         "lora": recipe.lora.value,
         "adapters": [role.value for role in baked],
         "full_logits": recipe.full_logits,

@@ -68,6 +68,7 @@ class ExportChoices:
     lora_precision: Precision | None = None
     block_size: int | None = None
     accuracy_level: int | None = None
+    rotate: bool | None = None
     lora: LoraForm = LoraForm.GATED
     adapter: AdapterChoice | None = None
     layout: PackageLayout = PackageLayout.FLAT
@@ -89,6 +90,7 @@ class ExportChoices:
             lora_precision=self.lora_precision,
             block_size=self.block_size,
             accuracy_level=self.accuracy_level,
+            rotate=self.rotate,
             lora=self.lora,
             adapter=role,
             layout=self.layout,
@@ -225,6 +227,7 @@ class BuildRecipe:
             lora_precision=recipe.lora_precision,
             block_size=recipe.block_size,
             accuracy_level=recipe.accuracy_level,
+            rotate=recipe.rotate,
         )
         quantize = {part: replace(each, block_size=each.block) for part, each in self.quantize.items()}
         return replace(self, export=export, quantize=quantize)

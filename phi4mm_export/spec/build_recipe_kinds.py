@@ -127,6 +127,7 @@ EXPORT = {
     "lora_precision": _one_of(Precision),
     "block_size": _choice(BLOCK_SIZES),
     "accuracy_level": _integer(0, 4),
+    "rotate": TRUTH,
     "lora": _one_of(LoraForm),
     "adapter": _one_of(AdapterChoice),
     "layout": _one_of(PackageLayout),

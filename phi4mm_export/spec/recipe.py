@@ -64,6 +64,8 @@ class Blockwise:
     bits: int
     block_size: int
     accuracy_level: int = 0
+    rotate: bool = False
+    """Whether inputs are mixed in groups of channels, and rows of weights alike (weights/rotation.py)."""
 
     def block_for(self, width: int) -> int:
         """The block for rows of `width` values: `block_size`, or a smaller one (at least 32) that divides the row
@@ -93,6 +95,8 @@ class Recipe:
     lora_precision: Precision = Precision.INT8
     block_size: int = INT8_BLOCK
     accuracy_level: int = CPU_ACCURACY_LEVEL
+    rotate: bool = True
+    """Whether the decoder's layers mix the channels of their inputs before integer products."""
     lora: LoraForm = LoraForm.GATED
     adapter: Role | None = Role.VISION
     """The adapter of the merged and branch forms; None bakes none."""
@@ -113,6 +117,7 @@ class Recipe:
         lora_precision: Precision | None = None,
         block_size: int | None = None,
         accuracy_level: int | None = None,
+        rotate: bool | None = None,
         lora: LoraForm = LoraForm.GATED,
         adapter: Role | None = Role.VISION,
         layout: PackageLayout = PackageLayout.FLAT,
@@ -154,7 +159,16 @@ class Recipe:
             )
         if accuracy_level is not None and accuracy_level not in range(5):
             raise UsageError(f"the accuracy level must be 0 to 4, found {accuracy_level}", where="--accuracy-level")
-        default_level = CPU_ACCURACY_LEVEL if provider is Provider.CPU else 0
+        level = accuracy_level
+        if level is None:
+            level = CPU_ACCURACY_LEVEL if provider is Provider.CPU else 0
+        has_codes = precision.bits is not None
+        if rotate and not has_codes:
+            raise UsageError(
+                f"only integer weights are rotated, the decoder's are {precision}",
+                where="--rotate",
+                fix="leave it out, or choose --precision int8 or int4",
+            )
         return Recipe(
             provider=provider,
             precision=precision,
@@ -162,7 +176,8 @@ class Recipe:
             embedding_precision=embedding_precision or plain,
             lora_precision=chosen_lora,
             block_size=block_size or (INT4_BLOCK if precision is Precision.INT4 else INT8_BLOCK),
-            accuracy_level=default_level if accuracy_level is None else accuracy_level,
+            accuracy_level=level,
+            rotate=has_codes and level == CPU_ACCURACY_LEVEL if rotate is None else rotate,
             lora=lora,
             adapter=adapter,
             layout=layout,
@@ -171,19 +186,25 @@ class Recipe:
             components=components or tuple(Component),
         )
 
-    def format_of(self, precision: Precision) -> WeightFormat:
+    def format_of(self, precision: Precision, *, rotate: bool = False) -> WeightFormat:
         """The weight format that a precision means under this recipe."""
         if precision.bits is None:
             return Dense(precision.float_type or self.float_type)
-        return Blockwise(precision.bits, self.block_size, self.accuracy_level)
+        return Blockwise(precision.bits, self.block_size, self.accuracy_level, rotate)
 
     @property
     def decoder_format(self) -> WeightFormat:
+        """Of the layers' products."""
+        return self.format_of(self.precision, rotate=self.rotate)
+
+    @property
+    def head_format(self) -> WeightFormat:
+        """Of the output head, which is never rotated: its rows can be the token table's."""
         return self.format_of(self.precision)
 
     @property
     def lora_format(self) -> WeightFormat:
-        return self.format_of(self.lora_precision)
+        return self.format_of(self.lora_precision, rotate=self.rotate)
 
     @property
     def embedding_format(self) -> WeightFormat:

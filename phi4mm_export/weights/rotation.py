@@ -24,7 +24,8 @@ TILE_ROWS, TILE_COLUMNS = 128, 512
 MIN_ROTATED = 16
 """Below this many mixing does not help."""
 _SEED = 128
-Floats = NDArray[np.floating[Any]]
+Floats = NDArray[Any]
+"""float32 or float64."""
 
 
 def rotation_size(channels: int) -> int:

@@ -21,6 +21,7 @@ from phi4mm_export.errors import PackageError
 from phi4mm_export.spec.model import LongRope
 from phi4mm_export.weights.packing import quantize_rows
 from phi4mm_export.weights.rope_tables import table_rows
+from phi4mm_export.weights.rotation import rotated_rows
 from phi4mm_export.weights.rows import Origin, Rows
 
 BAND_NBYTES = 4 << 20
@@ -104,18 +105,25 @@ def dense_stream(spec: TensorSpec, rows: Rows, *, transposed: bool = False) -> S
     )
 
 
-def packed_stream(qweight: TensorSpec, scales: TensorSpec, rows: Rows, *, bits: int, block_size: int) -> Stream:
-    """Rows rounded to the nearest code of `bits` bits, with one scale per block."""
+def packed_stream(
+    qweight: TensorSpec, scales: TensorSpec, rows: Rows, *, bits: int, block_size: int, rotation: int = 0
+) -> Stream:
+    """Rows rounded to the nearest code of `bits` bits, with one scale per block.
+
+    rotation: channels of a row that are mixed with each other first (weights/rotation.py), 0 for none.
+    """
     scale_type = scales.dtype.numpy()
 
     def compute(start: int, stop: int) -> Band:
         values = rows.read(start, stop)
+        if rotation:
+            values = rotated_rows(values, rotation)
         try:
             return quantize_rows(values, bits, block_size, scale_type)
         except OverflowError as err:
             raise _overflow(scales, rows, float(np.abs(values).max())) from err
 
-    origin = rows.origin.and_then(kind="packed", bits=bits, block_size=block_size)
+    origin = rows.origin.and_then(kind="packed", bits=bits, block_size=block_size, rotation=rotation)
     return Stream((qweight, scales), rows.height, _band_of(rows.width), compute, rows.nbytes_read, origin)
 
 

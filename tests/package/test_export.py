@@ -15,6 +15,8 @@ from phi4mm_export.checkpoint.open import open_checkpoint
 from phi4mm_export.errors import CheckpointError, SystemLimitError, UsageError
 from phi4mm_export.pipeline.export import ExportReport, ExportSettings, export
 from phi4mm_export.pipeline.validate import validate
+from phi4mm_export.runtime.package import open_package
+from phi4mm_export.runtime.stepping import FourGraphs
 from phi4mm_export.spec.contract import FILE_NAMES, Component, PackageLayout, Provider
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.recipe import LoraForm, Precision, Recipe
@@ -215,3 +217,15 @@ def test_the_manifest_of_a_part_says_nothing_of_graphs_that_were_not_exported(
     assert stated["components"] == ["vision"]
     assert stated["encoder_precision"] == "fp32"
     assert not {"lora", "adapters", "precision", "lora_precision", "embedding_precision"} & set(stated)
+
+
+@pytest.mark.parametrize("lora", [LoraForm.GATED, LoraForm.BRANCH])
+def test_rotated_products_give_the_logits_of_plain_ones(tiny_checkpoint: Path, tmp_path: Path, lora: LoraForm) -> None:
+    found = {}
+    for name, choices in {"plain": {"rotate": False}, "rotated": {"rotate": True}}.items():
+        _export(tiny_checkpoint, tmp_path / name, lora=lora, accuracy_level=0, **choices)
+        graphs = FourGraphs(open_package(tmp_path / name), threads=1)
+        embeds, ids = graphs.embedding(np.array([[3, 5, 9, 31, 7]])), np.array([[200010, 5, 9, 31, 7]])
+        found[name] = graphs.decoder(embeds, np.ones((1, 5), np.int64), input_ids=ids)[0].astype(np.float64)
+    assert not np.array_equal(found["plain"], found["rotated"])
+    assert np.linalg.norm(found["plain"] - found["rotated"]) < 0.05 * np.linalg.norm(found["plain"])

@@ -154,3 +154,29 @@ def _proto(built: BuiltGraph) -> onnx.ModelProto:
                 "data", 0, 1, value.dtype, shape=ir.Shape(value.shape or []), name=name
             )
     return ir.to_proto(built.model)
+
+
+def test_one_rotated_input_serves_a_projection_and_the_adapters_on_it(facts: Facts) -> None:
+    config, _ = facts
+    nodes = [n for n, _ in _nodes(_built(facts, Component.DECODER).model.graph)]
+    fed = {str(n.inputs[1].name): n.inputs[0] for n in nodes if n.op_type == "MatMulNBits" and n.inputs[1]}
+    module = "model.layers.0.mlp.down_proj"
+    turned = fed[f"{module}.qweight"]
+    assert turned is fed[f"{module}.lora_A.vision.qweight"] is fed[f"{module}.lora_A.speech.qweight"]
+    assert turned is not None
+    assert [str(turned.producer().inputs[0].producer().inputs[1].name)[:9]] == ["rotation."]  # type: ignore[union-attr]
+    assert sum(n.op_type == "MatMul" for n in nodes) == 4 * config.num_layers
+
+
+def test_nothing_is_rotated_where_inputs_stay_float_and_the_head_never_is(facts: Facts) -> None:
+    head = next(
+        n for n, _ in _nodes(_built(facts, Component.DECODER).model.graph) if "lm_head.qweight" in _inputs_of(n)
+    )
+    assert head.inputs[0].producer().op_type == "SkipSimplifiedLayerNormalization"  # type: ignore[union-attr]
+    for choices in ({"accuracy_level": 0}, {"precision": Precision.FP32}, {"rotate": False}):
+        names = set(_built(facts, Component.DECODER, **choices).model.graph.initializers)
+        assert not [name for name in names if name.startswith("rotation")]
+
+
+def _inputs_of(node: ir.Node) -> list[str]:
+    return [str(value.name) for value in node.inputs if value is not None]

@@ -29,7 +29,7 @@ from phi4mm_export.package.write import WrittenFile
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.recipe import Recipe
 
-DECODER_CHOICES = ("precision", "lora_precision", "lora", "adapters", "full_logits")
+DECODER_CHOICES = ("precision", "lora_precision", "rotate", "lora", "adapters", "full_logits")
 ZERO, ONE = "0" * 64, "1" * 64
 
 

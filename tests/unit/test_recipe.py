@@ -57,6 +57,7 @@ def test_a_block_divides_the_row_where_one_of_at_least_32_does_and_never_doubles
         ({"encoder_precision": Precision.INT4}, "--encoder-precision"),
         ({"block_size": 48}, "--block-size"),
         ({"accuracy_level": 5}, "--accuracy-level"),
+        ({"precision": Precision.FP16, "rotate": True}, "--rotate"),
         ({"lora": LoraForm.ADAPTERS, "lora_precision": Precision.INT8}, "--lora-precision"),
     ],
 )
@@ -80,3 +81,12 @@ def test_head_and_table_can_be_one_only_when_stored_alike_in_one_folder(
 ) -> None:
     base: dict[str, object] = {"precision": Precision.INT8, "embedding_precision": Precision.INT8}
     assert Recipe.resolve(**{**base, **change}).shares_table is shared  # type: ignore[arg-type]
+
+
+def test_layers_are_rotated_where_the_kernels_round_their_inputs() -> None:
+    assert Recipe.resolve().rotate
+    assert Recipe.resolve(precision=Precision.INT4).rotate
+    assert not Recipe.resolve(accuracy_level=0).rotate
+    assert not Recipe.resolve(provider=Provider.CUDA).rotate
+    assert not Recipe.resolve(precision=Precision.FP32).rotate
+    assert Recipe.resolve(provider=Provider.CUDA, rotate=True).rotate

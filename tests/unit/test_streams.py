@@ -9,6 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from phi4mm_export.errors import PackageError
+from phi4mm_export.weights.packing import decode
+from phi4mm_export.weights.rotation import rotated, rotated_rows, turned_back
 from phi4mm_export.weights.rows import Origin
 from phi4mm_export.weights.streams import TensorSpec, dense_stream, packed_stream
 
@@ -96,3 +98,23 @@ def test_a_packed_weight_yields_codes_and_scales_of_the_same_rows() -> None:
     assert _all(stream, 0).shape == codes.shape
     assert _all(stream, 1).shape == scales.shape
     assert stream.nbytes == 5 * 32 + 5 * 2 * 4
+
+
+def test_a_rotated_weight_is_packed_turned_and_turns_back_within_half_a_step() -> None:
+    rows = _matrix(7, 256)
+    codes, scales = TensorSpec("q", ir.DataType.UINT8, (7, 2, 128)), TensorSpec("s", ir.DataType.FLOAT, (7, 2))
+    stream = packed_stream(codes, scales, rows, bits=8, block_size=128, rotation=128)
+    steps = _all(stream, 1)
+    stored = decode(_all(stream, 0), steps, 8).reshape(7, 256).astype(np.float64)
+    assert np.abs(stored - rows.values).max() > 0.5
+    error = stored - rotated(rows.values.T.astype(np.float64), 128).T
+    assert (np.abs(error).reshape(7, 2, 128) <= 0.501 * steps[..., None]).all()
+    found = turned_back(np.ascontiguousarray(stored.T), 128).T
+    assert np.linalg.norm(found - rows.values) < 0.01 * np.linalg.norm(rows.values)
+
+
+def test_rows_are_rotated_alike_whatever_the_band() -> None:
+    rows = np.random.default_rng(3).standard_normal((600, 384)).astype(np.float32)
+    whole = rotated_rows(rows, 128)
+    assert np.array_equal(np.concatenate([rotated_rows(rows[a : a + 37], 128) for a in range(0, 600, 37)]), whole)
+    assert np.abs(whole - rotated(rows.T.astype(np.float64), 128).T).max() < 2e-6
