@@ -115,19 +115,20 @@ def _round_block(target: F64, block: _Block, grid: Grid, math: Arithmetic) -> tu
     choice = best_choices(target, block.corner, grid, math, FINALISTS)
     several = np.tile(target, (1, len(choice.scale)))
     scale, zero = choice.scale.ravel(), choice.zero.ravel()
-    q = _round_rows(several, block.feedback, Choice(scale, zero), grid, math)
-    gap = math.coarse(block.corner.turned, several - q * scale)
-    loss = np.add.reduce(gap * gap, axis=0).reshape(len(choice.scale), width)
+    q, error = _round_rows(several, block.feedback, Choice(scale, zero), grid, math)
+    gap = math.coarse(block.corner.turned, error)
+    loss = np.add.reduce(np.multiply(gap, gap, out=gap), axis=0).reshape(len(choice.scale), width)
     best = np.argmin(loss, axis=0) * width + np.arange(width)
     return q[:, best], scale[best], zero[best]
 
 
-def _round_rows(target: F64, feedback: F64, choice: Choice, grid: Grid, math: Arithmetic) -> F64:
-    """Round the rows of one block in turn. target [b, N] -> codes minus zero."""
+def _round_rows(target: F64, feedback: F64, choice: Choice, grid: Grid, math: Arithmetic) -> tuple[F64, F64]:
+    """Round the rows of one block in turn. target [b, N] -> codes minus zero, and the errors."""
     size = len(target)
     low, high = -choice.zero, grid.top - choice.zero
     inverse = inverse_of(choice.scale)
     q, error = np.empty_like(target), np.empty_like(target)
+    change = np.empty((PANEL, target.shape[1]))
     for start in range(0, size, PANEL):
         stop = min(start + PANEL, size)
         wanted = target[start:stop].copy()
@@ -138,6 +139,6 @@ def _round_rows(target: F64, feedback: F64, choice: Choice, grid: Grid, math: Ar
             np.rint(np.multiply(wanted[i - start], inverse, out=code), out=code)
             np.minimum(np.maximum(code, low, out=code), high, out=code)
             np.subtract(target[i], np.multiply(code, choice.scale, out=gap), out=gap)
-            if i + 1 < stop:
-                wanted[i + 1 - start :] += feedback[i + 1 : stop, i, None] * gap
-    return q
+            after = wanted[i + 1 - start :]
+            after += np.multiply(feedback[i + 1 : stop, i, None], gap, out=change[: len(after)])
+    return q, error

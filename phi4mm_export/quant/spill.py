@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MEMORY_NBYTES = 256 << 20
+MEMORY_NBYTES = 512 << 20
 """Bytes of live arrays that stay in memory; those stored when this is full go to files."""
 
 
