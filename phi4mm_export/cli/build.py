@@ -16,7 +16,7 @@ import typer
 
 from phi4mm_export.cli import render
 from phi4mm_export.cli.choices import adapter_paths as paths_of
-from phi4mm_export.cli.export_options import Stream
+from phi4mm_export.cli.export_options import AdapterPath, Jobs, MemoryLimit, Revision, Stream
 from phi4mm_export.cli.options import JsonFlag, Overwrite, Quiet
 from phi4mm_export.errors import UsageError
 
@@ -44,14 +44,11 @@ def command(
         str | None,
         Option(metavar="model|PATH|none", help="Compare with the float form, and apply the recipe's gates."),
     ] = None,
-    adapter_path: Annotated[
-        list[str] | None,
-        Option(metavar="[ROLE=]DIR", help="PEFT folder that replaces the built-in adapter of its role; repeatable."),
-    ] = None,
-    revision: Annotated[str | None, Option(metavar="REVISION", help="Commit, branch or tag of a hub id.")] = None,
+    adapter_path: AdapterPath = None,
+    revision: Revision = None,
     stream: Stream = False,
-    jobs: Annotated[int | None, Option(min=1, help="Threads; never changes a byte.")] = None,
-    memory_limit: Annotated[str | None, Option(metavar="SIZE", help="Most memory for weights in work.")] = None,
+    jobs: Jobs = None,
+    memory_limit: MemoryLimit = None,
     work_dir: Annotated[Path | None, Option(metavar="DIR", help="Keep finished stages here after an error.")] = None,
     save_statistics: Annotated[
         Path | None, Option(metavar="DIR", help="Keep the Hessians of calibrated graphs there.")

@@ -14,7 +14,7 @@ import typer
 
 from phi4mm_export.cli import render
 from phi4mm_export.cli.choices import adapter_paths as paths_of
-from phi4mm_export.cli.export_options import Stream
+from phi4mm_export.cli.export_options import Jobs, Stream
 from phi4mm_export.cli.options import JsonFlag, Overwrite, Quiet
 
 Option = typer.Option
@@ -39,7 +39,7 @@ def command(
         list[str] | None, Option(metavar="[ROLE=]DIR", help="The adapter folders it was built with; repeatable.")
     ] = None,
     stream: Stream = False,
-    jobs: Annotated[int | None, Option(min=1, help="Threads; never changes a byte.")] = None,
+    jobs: Jobs = None,
     work_dir: Annotated[Path | None, Option(metavar="DIR", help="Keep finished stages here after an error.")] = None,
     statistics: Annotated[
         Path | None, Option(metavar="DIR", help="The Hessians that the package was built from.")
@@ -49,6 +49,7 @@ def command(
     quiet: Quiet = False,
 ) -> None:
     from phi4mm_export.cli.diff import report_lines
+    from phi4mm_export.cli.quantize import layer_progress
     from phi4mm_export.pipeline.build import BuildSettings
     from phi4mm_export.pipeline.diff import DiffReport
     from phi4mm_export.pipeline.rebuild import rebuild
@@ -66,6 +67,7 @@ def command(
             ),
             on_stage=None if quiet or json else render.note,
             on_bytes=progress,
+            on_layer=None if quiet or json else layer_progress(),
         )
     if json:
         render.document(result.as_json())

@@ -13,16 +13,16 @@ from phi4mm_export.package.manifest import write_manifest
 from phi4mm_export.package.manifest_quantized import digest_of
 from phi4mm_export.package.replace_graph import detach, plan_copy
 from phi4mm_export.package.room import check_room
-from phi4mm_export.package.write import WrittenFile, hashed
+from phi4mm_export.package.write import hashed
 from phi4mm_export.pipeline.build_stages import Stage, Stages, stage_key
 from phi4mm_export.pipeline.export import SIDE_NBYTES, default_jobs
 from phi4mm_export.pipeline.quantize import default_accuracy_level, default_padding, default_rotation
 from phi4mm_export.pipeline.quantize_checks import check_graph
 from phi4mm_export.pipeline.quantize_engines import Engine
 from phi4mm_export.pipeline.quantize_gate import Fidelity, GateReport
-from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress, run_job
-from phi4mm_export.pipeline.quantize_samples import open_samples, unseen_modes
-from phi4mm_export.pipeline.quantize_write import QuantizeReport, fresh, requantized_manifest
+from phi4mm_export.pipeline.quantize_job import Job, QuantizeProgress, run_job
+from phi4mm_export.pipeline.quantize_samples import open_samples
+from phi4mm_export.pipeline.quantize_write import QuantizeReport, fresh, report_of, requantized_manifest
 from phi4mm_export.quant.settings import Method, Order, QuantSettings
 from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage, open_package
@@ -75,11 +75,10 @@ def quantized(step: QuantizeStep, before: Stage, stages: Stages) -> Stage:
     plan = plan_copy(before.folder, name)
     check_room(stages.folder, graph.stat().st_size + _data_nbytes(before, graph) + SIDE_NBYTES)
     folder = fresh(stages.place(step.name))
-    settings = _settings(step, package)
     job = Job(
         source=graph,
         target=folder / name,
-        settings=settings,
+        settings=_settings(step, package),
         engine=Engine.NATIVE,
         algorithm=step.choices.method.value,
         samples=samples,
@@ -103,7 +102,7 @@ def quantized(step: QuantizeStep, before: Stage, stages: Stages) -> Stage:
         (folder / each).parent.mkdir(parents=True, exist_ok=True)
         (before.folder / each).rename(folder / each)
         files.append(known[each])
-    report = _report(step, done, settings, samples, name, files, package)
+    report = report_of(job, done, files, path=package.path, package=package, component=step.component)
     files += write_manifest(folder, requantized_manifest(before.folder, report, step.statistics))
     return stages.finish(step.name, step.key(after=before.key), files, _facts(step, report, before))
 
@@ -178,35 +177,6 @@ def _settings(step: QuantizeStep, package: RunPackage) -> QuantSettings:
         seed=choices.seed,
         jobs=step.jobs or default_jobs(),
         exact=True,
-    )
-
-
-def _report(
-    step: QuantizeStep,
-    done: JobResult,
-    settings: QuantSettings,
-    samples: Samples | None,
-    name: str,
-    files: Sequence[WrittenFile],
-    package: RunPackage,
-) -> QuantizeReport:
-    notes = samples.notes if samples else ()
-    return QuantizeReport(
-        path=package.path,
-        graph=name,
-        component=step.component,
-        engine=Engine.NATIVE,
-        algorithm=step.choices.method.value,
-        settings=settings,
-        layers=done.result.layers,
-        nbytes_before=done.result.nbytes_before,
-        nbytes_after=done.result.nbytes_after,
-        samples=len(samples) if samples else 0,
-        digests=tuple(sorted(samples.digests)) if samples else (),
-        gate=done.gate,
-        files=tuple(files),
-        reused=done.result.reused,
-        warnings=(*notes, *unseen_modes(samples, package), *done.warnings),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,10 +121,12 @@ def carry_out(request: Request) -> QuantizeReport:
         samples = _samples(request, request.choice.calibration, request.choice.reader, fresh(work / "samples"))
         validation = _samples(request, request.choice.validation, None, fresh(work / "validation"))
         copied = _copy_around(request, staging)
-        done = run_job(_job(request, staging, work, samples, validation))
+        job = _job(request, staging, work, samples, validation)
+        done = run_job(job)
         check_graph(request.graph, staging / request.name)
         names = {*copied, *(file.relative_to(staging).as_posix() for file in staging.rglob("*") if is_file(file))}
-        report = _report(request, done, samples, tuple(hashed(staging, name) for name in sorted(names)))
+        files = [hashed(staging, name) for name in sorted(names)]
+        report = report_of(job, done, files, path=target, package=package, component=request.component)
         if package is not None:
             manifest = requantized_manifest(package.path, report, request.statistics)
             report = replace(report, files=(*report.files, *write_manifest(staging, manifest)))
@@ -241,24 +243,31 @@ def _job(request: Request, staging: Path, work: Path, samples: Samples | None, v
     )
 
 
-def _report(
-    request: Request, done: JobResult, samples: Samples | None, files: tuple[WrittenFile, ...]
+def report_of(
+    job: Job,
+    done: JobResult,
+    files: Sequence[WrittenFile],
+    *,
+    path: Path,
+    package: RunPackage | None,
+    component: Component | None,
 ) -> QuantizeReport:
-    notes = samples.notes if samples else ()
+    """The report of a job whose graph went into `path`; files: everything that was written with it."""
+    samples = job.samples
     return QuantizeReport(
-        path=request.target,
-        graph=request.name,
-        component=request.component,
-        engine=request.engine,
-        algorithm=request.algorithm,
-        settings=request.settings,
+        path=path,
+        graph=job.target.name if package is None else job.source.relative_to(package.path).as_posix(),
+        component=component,
+        engine=job.engine,
+        algorithm=job.algorithm,
+        settings=job.settings,
         layers=done.result.layers,
         nbytes_before=done.result.nbytes_before,
         nbytes_after=done.result.nbytes_after,
         samples=len(samples) if samples else 0,
         digests=tuple(sorted(samples.digests)) if samples else (),
         gate=done.gate,
-        files=files,
+        files=tuple(files),
         reused=done.result.reused,
-        warnings=(*notes, *unseen_modes(samples, request.package), *done.warnings),
+        warnings=(*(samples.notes if samples else ()), *unseen_modes(samples, package), *done.warnings),
     )

@@ -18,6 +18,7 @@ from phi4mm_export.package.manifest_read import read_manifest
 from phi4mm_export.package.model_card import CARD_FILE
 from phi4mm_export.package.publish import check_target
 from phi4mm_export.pipeline.build import BuildResult, BuildSettings, Expected, OnBytes, OnStage, build
+from phi4mm_export.pipeline.build_quantize import OnLayer
 from phi4mm_export.pipeline.diff import diff
 from phi4mm_export.spec.build_recipe import AGAINST_MODEL, AGAINST_NONE, BUILTIN, BuildRecipe
 from phi4mm_export.spec.build_recipe_read import recipe_of
@@ -77,6 +78,7 @@ def rebuild(
     settings: BuildSettings | None = None,
     on_stage: OnStage | None = None,
     on_bytes: OnBytes | None = None,
+    on_layer: OnLayer | None = None,
 ) -> RebuildResult:
     """Build again what a package (a folder, or its README.md) records, and compare every byte.
 
@@ -112,6 +114,7 @@ def rebuild(
             expected=_expected(manifest),
             on_stage=on_stage,
             on_bytes=on_bytes,
+            on_layer=on_layer,
         )
         (on_stage or (lambda _: None))("comparing every byte")
         differences = tuple(_differences(folder, manifest, place, result.manifest))

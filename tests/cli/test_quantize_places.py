@@ -6,11 +6,30 @@ import json
 from pathlib import Path
 
 import pytest
-from support.plain_models import write_model
-from typer.testing import CliRunner
+from support.plain_models import write_feeds, write_model
+from typer.testing import CliRunner, Result
 
 from phi4mm_export.cli.app import app
+from phi4mm_export.pipeline.quantize import quantize
 from phi4mm_export.quant.statistics import VERSION
+
+
+def typed(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["quantize", *map(str, arguments)])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "in" / "model.onnx")
+
+
+@pytest.fixture
+def feeds(tmp_path: Path) -> Path:
+    return write_feeds(tmp_path / "feeds", 9)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +57,38 @@ def test_folders_that_cannot_serve_are_refused_before_a_sample_is_read(
     (tmp_path / "file").write_text("x", encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
     options = ["-o", "out.onnx", "--calibration", "no such samples"]
-    result = CliRunner().invoke(app, ["quantize", "model.onnx", *options, *words])
+    result = typed("model.onnx", *options, *words)
     assert result.exit_code == 2, result.stderr
     assert sentence in result.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_a_killed_run_left_is_used_by_the_next_and_removed(model: Path, feeds: Path, tmp_path: Path) -> None:
+    first = quantize(model, tmp_path / "first.onnx", calibration=feeds, work_dir=tmp_path / "kept")
+    (tmp_path / "kept" / "phi4mm-work").rename(tmp_path / ".second.onnx.work")
+    (tmp_path / ".second.onnx.work" / "samples" / "half").write_bytes(b"of a sample")
+    second = quantize(model, tmp_path / "second.onnx", calibration=feeds)
+    assert (first.reused, second.reused) == (0, 2)
+    assert (tmp_path / "first.onnx.data").read_bytes() == (tmp_path / "second.onnx.data").read_bytes()
+    assert ".second.onnx.work" not in names(tmp_path)
+
+
+def test_kept_statistics_give_the_same_bytes_without_samples(model: Path, feeds: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "statistics"
+    first = typed(model, "-o", tmp_path / "a.onnx", "--calibration", feeds, "--save-statistics", kept)
+    again = typed(model, "-o", tmp_path / "b.onnx", "--statistics", kept)
+    judged = typed(model, "-o", tmp_path / "c.onnx", "--statistics", kept, "--calibration", feeds)
+    assert (first.exit_code, again.exit_code, judged.exit_code) == (0, 0, 0), again.stderr + judged.stderr
+    assert (tmp_path / "a.onnx.data").read_bytes() == (tmp_path / "b.onnx.data").read_bytes()
+    assert "was not judged" in again.stderr
+    assert "y on 9 validation samples" in judged.stdout
+
+
+def test_a_work_folder_keeps_finished_layers_for_the_next_run(model: Path, feeds: Path, tmp_path: Path) -> None:
+    (tmp_path / "work" / "samples").mkdir(parents=True)
+    (tmp_path / "work" / "samples" / "mine.txt").write_text("not yours", encoding="utf-8")
+    first = quantize(model, tmp_path / "a.onnx", calibration=feeds, work_dir=tmp_path / "work")
+    again = quantize(model, tmp_path / "b.onnx", calibration=feeds, work_dir=tmp_path / "work")
+    assert (first.reused, again.reused) == (0, 2)
+    assert first.files[1].sha256 == again.files[1].sha256
+    assert names(tmp_path / "work" / "samples") == ["mine.txt"]
