@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from safetensors.numpy import load_file, save_file
 
 from phi4mm_export.errors import UsageError
 from phi4mm_export.quant import calibrate as calibration
@@ -171,6 +172,18 @@ def test_statistics_of_another_graph_are_refused(tmp_path: Path) -> None:
     quantize_graph(source, tmp_path / "q.onnx", reader=reader, settings=SETTINGS, save_statistics=kept)
     with pytest.raises(UsageError, match="those of another graph"):
         quantize_graph(other, tmp_path / "p.onnx", reader=None, settings=SETTINGS, statistics=kept)
+
+
+def test_statistics_of_a_drift_of_another_shape_are_refused(tmp_path: Path) -> None:
+    source, kept = two_layers(tmp_path / "m.onnx"), tmp_path / "statistics"
+    reader = Reader(feeds(5, 64, seed=1))
+    quantize_graph(source, tmp_path / "q.onnx", reader=reader, settings=SETTINGS, save_statistics=kept)
+    second = kept / "00001.safetensors"
+    arrays = load_file(second)
+    assert arrays["drift"].shape == (48, 40)
+    save_file({**arrays, "drift": np.zeros((48, 48), np.float32)}, second)
+    with pytest.raises(UsageError, match=r"the drift has the shape \[48, 48\]"):
+        quantize_graph(source, tmp_path / "p.onnx", reader=None, settings=SETTINGS, statistics=kept)
 
 
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

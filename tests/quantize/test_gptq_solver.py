@@ -19,6 +19,7 @@ from phi4mm_export.quant.arithmetic import (
 from phi4mm_export.quant.codes import Codes, Grid
 from phi4mm_export.quant.gptq import Solver, channel_order
 from phi4mm_export.quant.settings import Order
+from phi4mm_export.quant.weight import TILE_OUTPUTS, tiles_of
 
 F64 = NDArray[np.float64]
 
@@ -136,3 +137,12 @@ def test_two_slices_multiply_to_twelve_digits() -> None:
     rng = np.random.default_rng(4)
     left, right = rng.standard_normal((20, 300)), rng.standard_normal((300, 30))
     np.testing.assert_allclose(two_slice_product(left, right), left @ right, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("width", [1, 640, 641, 1152, 4304, 200_064])
+def test_a_wide_weight_is_cut_into_an_even_number_of_tiles(width: int) -> None:
+    tiles = list(tiles_of(width))
+    covered = [output for tile in tiles for output in range(tile.start, tile.stop)]
+    assert covered == list(range(width))
+    assert max(tile.stop - tile.start for tile in tiles) <= TILE_OUTPUTS
+    assert len(tiles) == 1 or len(tiles) % 2 == 0
