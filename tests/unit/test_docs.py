@@ -1,4 +1,4 @@
-"""The documentation cannot drift: commands parse, make targets exist, links resolve, Python blocks compile."""
+"""The documentation cannot drift: commands parse, targets and scripts exist, links resolve, Python blocks compile."""
 
 from __future__ import annotations
 
@@ -76,6 +76,26 @@ def test_every_documented_make_target_exists(page: Path) -> None:
     asked = {word for words in lines_of(page, "make") for word in words if "=" not in word}
 
     assert asked - targets == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_documented_script_exists_and_has_the_options_it_is_given(page: Path) -> None:
+    named = set(re.findall(r"\b((?:scripts|examples)/[\w/.-]+\.(?:py|sh))\b", page.read_text(encoding="utf-8")))
+    lines = [*lines_of(page, "python"), *([script, *words] for script in named for words in lines_of(page, script))]
+    called = [words for words in lines if words and words[0] in named]
+
+    assert [script for script in sorted(named) if not (ROOT / script).is_file()] == []
+    assert [
+        words for words in called if not {word for word in words if word.startswith("--")} <= options(words[0])
+    ] == []
+
+
+def options(script: str) -> set[str]:
+    """Everything in a script, and in the modules beside it that it imports, that looks like an option."""
+    text = (ROOT / script).read_text(encoding="utf-8")
+    imported = set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE))
+    beside = [path for path in (ROOT / script).parent.glob("*.py") if path.stem in imported]
+    return set(re.findall(r"--[a-z][\w-]*", "\n".join([text, *(path.read_text(encoding="utf-8") for path in beside)])))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
