@@ -52,6 +52,15 @@ class TensorBytes:
         found: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         return found.newbyteorder("<")
 
+    def require_file(self) -> None:
+        """Raise PackageError for a data file that is missing or ends before the tensor does; nothing is read."""
+        if self.path is None:
+            return
+        if not is_file(self.path):
+            raise PackageError(f"the data file {self.path.name} is missing", where=self.place)
+        if self.path.stat().st_size < self.offset + self.nbytes:
+            raise PackageError(f"the data file {self.path.name} ends before the tensor does", where=self.place)
+
     def read(self, start: int, count: int) -> bytes:
         """`count` bytes from `start`. Raises PackageError for a data file that is missing or ends early."""
         if self.path is None:

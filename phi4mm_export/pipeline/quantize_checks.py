@@ -3,34 +3,58 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phi4mm_export.errors import CheckpointError, PackageError, Phi4mmError, some
 from phi4mm_export.package.graph_io import read_graph_io
 from phi4mm_export.pipeline.validate import validate
-from phi4mm_export.quant.graph import read_graph
+from phi4mm_export.quant.graph import read_graph, subgraphs
+
+if TYPE_CHECKING:
+    import onnx
 
 MESSAGE_CHARACTERS = 300
 """What is shown of a message of the checker, which may hold whole nodes."""
 
 
 def check_source(source: Path) -> None:
-    """The source is ONNX by its own rules, so that a fault of the result would be ours.
+    """The source is ONNX by its own rules and its data files are there, so that a fault of the result would be ours.
 
-    Raises CheckpointError; what is wrong with its data files is said as `bytes_of` says it.
+    The checker of onnx does not see the data files: it refuses links, which caches of models are full of.
+    Raises CheckpointError.
     """
     import onnx
+    from onnx import external_data_helper
 
     graph = read_graph(source)
-    for name in graph.constants:
-        graph.bytes_of(name)
+    for name, tensor in graph.constants.items():
+        if external_data_helper.uses_external_data(tensor):
+            graph.bytes_of(name)
+    model = graph.model
+    if any(_has_external_data(body) for node in model.graph.node for _, body in subgraphs(node)):
+        return
+    given = {value.name for value in model.graph.input}
+    model.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+        for name, tensor in graph.constants.items()
+        if name not in given
+    )
     try:
-        onnx.checker.check_model(str(source))
+        onnx.checker.check_model(model)
     except onnx.checker.ValidationError as err:
         raise CheckpointError(
             f"the graph is not valid ONNX: {_in_a_line(err)}",
             where=source.name,
             fix="write the graph again; onnx.checker.check_model must accept it",
         ) from err
+
+
+def _has_external_data(body: onnx.GraphProto) -> bool:
+    from onnx import external_data_helper
+
+    return any(external_data_helper.uses_external_data(tensor) for tensor in body.initializer) or any(
+        _has_external_data(inner) for node in body.node for _, inner in subgraphs(node)
+    )
 
 
 def check_graph(source: Path, target: Path) -> None:

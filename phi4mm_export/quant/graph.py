@@ -57,9 +57,12 @@ class Graph:
         return tuple(value.name for value in self.model.graph.output)
 
     def bytes_of(self, name: str) -> TensorBytes:
-        """Where the bytes of a constant lie; of external data nothing is read yet. Raises CheckpointError."""
+        """Where the bytes of a constant lie; of external data nothing is read yet. Raises CheckpointError, also for a
+        data file that is missing or too short."""
         with self._readable(name) as tensor:
-            return safe_bytes(tensor, self.path, f"{self.path.name}: {name}")
+            found = safe_bytes(tensor, self.path, f"{self.path.name}: {name}")
+            found.require_file()
+            return found
 
     @contextlib.contextmanager
     def _readable(self, name: str) -> Iterator[onnx.TensorProto]:
