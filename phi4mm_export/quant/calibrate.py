@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from phi4mm_export.quant.sites import Site
 from phi4mm_export.quant.spill import Spill
 from phi4mm_export.quant.stages import FLOAT, Stage, Streams, plan_stages
 from phi4mm_export.quant.statistics import SavedStatistics
-from phi4mm_export.quant.weight import Weight, side_by_side
+from phi4mm_export.quant.weight import Weight, side_by_side, tiles_of
 
 Watch = Callable[[str], None]
 """Called with the label of each finished layer."""
@@ -196,20 +197,29 @@ def _decide(
     if not job.settings.sequential:
         return
     for site in sites:
-        streams.weights[site.weight] = lambda site=site: _as_stored(site, finished.load(site.label))  # type: ignore[misc]
+        streams.weights[site.weight] = lambda site=site: _as_stored(  # type: ignore[misc]
+            site, finished.load(site.label), job.settings.jobs
+        )
         bias = job.biases.get(site.label)
         if bias is not None:
             corrected = _corrected(job, bias, outcomes[site.label])
             streams.weights[bias.name] = lambda corrected=corrected: corrected  # type: ignore[misc]
 
 
-def _as_stored(site: Site, solved: Solved | None) -> NDArray[Any]:
+def _as_stored(site: Site, solved: Solved | None, jobs: int) -> NDArray[Any]:
     """The quantized weight in the form of the float one: alpha taken out, transposed back."""
     assert solved is not None, site.label
-    values = solved.codes.values()
-    if site.alpha not in (0.0, 1.0):
-        values = values / site.alpha
-    return np.ascontiguousarray(values.T if site.transposed else values).astype(site.float_type)
+    stored = np.empty((site.N, site.K) if site.transposed else (site.K, site.N), site.float_type)
+    acting = stored.T if site.transposed else stored
+
+    def some(outputs: slice) -> None:
+        values = solved.codes.some(outputs).values()
+        acting[:, outputs] = values / site.alpha if site.alpha not in (0.0, 1.0) else values
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for _ in pool.map(some, tiles_of(site.N)):
+            pass
+    return stored
 
 
 def _facts(job: Job, source: Mapping[str, Any], digests: Sequence[str]) -> dict[str, Any]:

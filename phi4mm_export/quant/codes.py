@@ -67,6 +67,11 @@ class Codes:
     scales: NDArray[Any]
     zeros: U8 | None
 
+    def some(self, outputs: slice) -> Codes:
+        """The codes of a range of outputs."""
+        zeros = None if self.zeros is None else self.zeros[:, outputs]
+        return Codes(self.grid, self.codes[:, outputs], self.scales[:, outputs], zeros)
+
     def values(self) -> F64:
         """The weights these codes stand for, float64 [K, N], as they act on the input before its rotation."""
         values = self._stored_values()
