@@ -34,6 +34,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test that passes needed its markers, except those that say why they may be needed elsewhere."""
+    result = yield
+    sure = {mark.name for mark in item.iter_markers() if not mark.args} & GUARD.surplus()
+    assert item.get_closest_marker("shared") or not sure, f"the test needs no marker {sorted(sure)}"
+    return result
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     """What was tried fails the test even if the code under test swallowed the refusal."""

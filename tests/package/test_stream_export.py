@@ -19,7 +19,6 @@ from phi4mm_export.pipeline.export import ExportSettings, export
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.recipe import Recipe
 
-pytestmark = pytest.mark.network
 MODEL = "someone/phi-4-fine-tune"
 MIB = 1 << 20
 
@@ -48,6 +47,7 @@ def _needs_the_hub_library() -> None:
     pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
 
 
+@pytest.mark.network
 @pytest.mark.subprocess
 def test_a_streamed_export_has_the_bytes_of_one_from_disk_and_leaves_no_copy(
     tiny_checkpoint: Path, gated_package: Path, tmp_path: Path
@@ -62,6 +62,7 @@ def test_a_streamed_export_has_the_bytes_of_one_from_disk_and_leaves_no_copy(
     assert len(hub.range_requests) < 60
 
 
+@pytest.mark.network
 @pytest.mark.subprocess
 def test_adapter_folders_of_the_native_layout_are_streamed_too(
     tiny_native: Path, gated_package: Path, tmp_path: Path
@@ -74,6 +75,7 @@ def test_adapter_folders_of_the_native_layout_are_streamed_too(
     assert (tmp_path / "p" / name).read_bytes() == (gated_package / name).read_bytes()
 
 
+@pytest.mark.network
 @pytest.mark.subprocess
 def test_faults_on_the_way_change_no_byte(tiny_checkpoint: Path, tmp_path: Path) -> None:
     recipe = Recipe.resolve(components=(Component.SPEECH,))
@@ -86,6 +88,7 @@ def test_faults_on_the_way_change_no_byte(tiny_checkpoint: Path, tmp_path: Path)
     assert _files(tmp_path / "p") == _files(tmp_path / "plain")
 
 
+@pytest.mark.network
 @pytest.mark.subprocess
 def test_a_server_without_ranges_is_refused_and_nothing_is_left(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with serving(Hub(MODEL, tiny_checkpoint, ranges=False)) as hub:
@@ -95,6 +98,7 @@ def test_a_server_without_ranges_is_refused_and_nothing_is_left(tiny_checkpoint:
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.network
 @pytest.mark.subprocess
 def test_a_file_that_changes_on_the_way_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with serving(Hub(MODEL, tiny_checkpoint, fault=lambda number: "etag" if number == 6 else "")) as hub:
@@ -103,6 +107,7 @@ def test_a_file_that_changes_on_the_way_is_refused(tiny_checkpoint: Path, tmp_pa
     assert "the remote file changed" in done.stderr
 
 
+@pytest.mark.network
 @pytest.mark.subprocess
 def test_a_plan_of_a_hub_model_reads_headers_only(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with serving(Hub(MODEL, tiny_checkpoint)) as hub:
@@ -118,6 +123,7 @@ def test_streaming_a_folder_is_a_usage_error(tiny_checkpoint: Path, tmp_path: Pa
     assert "expected a hub id, found a folder" in result.stderr
 
 
+@pytest.mark.network
 @pytest.mark.subprocess
 def test_config_takes_a_hub_id_and_fetches_its_small_files_only(
     tiny_checkpoint: Path, gated_package: Path, tmp_path: Path

@@ -115,7 +115,7 @@ def test_without_neural_compressor_the_extra_is_named() -> None:
 
 
 @pytest.mark.reference
-@pytest.mark.subprocess
+@pytest.mark.subprocess("its first import may look at the processor")
 @pytest.mark.skipif(not HAS_INC, reason="neural-compressor is not installed (extra inc)")
 @pytest.mark.parametrize("block", [32, 64])
 def test_our_solver_is_no_worse_than_neural_compressors_on_one_layer(block: int) -> None:

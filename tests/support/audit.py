@@ -1,6 +1,7 @@
 """No test reaches the network, starts a program or unpickles a class, unless a marker says that it must.
 
-`network`: loopback sockets; `subprocess`: other programs. Audit hooks see what C code does too, and cannot be removed.
+`network`: loopback sockets; `subprocess`: other programs. A marker that a test does not need fails it. Audit hooks see
+what C code does too, and cannot be removed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 PROGRAM_EVENTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile"})
 SOCKET_EVENTS = frozenset({"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"})
 NAME_EVENTS = frozenset({"socket.getaddrinfo", "socket.gethostbyname"})
+NEEDS = dict.fromkeys(PROGRAM_EVENTS, "subprocess") | dict.fromkeys(SOCKET_EVENTS | NAME_EVENTS, "network")
+"""The marker that opens an event."""
 LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -29,6 +32,7 @@ class Guard:
     network: bool = False
     programs: bool = False
     tried: list[str] = field(default_factory=list)
+    needed: set[str] = field(default_factory=set)
 
     def install(self) -> None:
         """Watch this process from now on."""
@@ -39,12 +43,21 @@ class Guard:
         """Enforce for a block."""
         self.active, self.network, self.programs = True, network, programs
         self.tried.clear()
+        self.needed.clear()
         try:
             yield
         finally:
             self.active = False
 
+    def surplus(self) -> set[str]:
+        """Markers that opened nothing so far."""
+        return {
+            name for name, given in (("network", self.network), ("subprocess", self.programs)) if given
+        } - self.needed
+
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.active and event in NEEDS:
+            self.needed.add(NEEDS[event])
         if self.active and (refused := self.refusal(event, args)):
             self.tried.append(refused)
             raise ForbiddenError(refused)

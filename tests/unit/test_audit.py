@@ -24,15 +24,13 @@ def _connect(address: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     "attempt",
     [
-        lambda: subprocess.run([sys.executable, "-c", ""], check=False),
-        lambda: os.system("true"),
-        lambda: _connect(("127.0.0.1", 9)),
-        lambda: socket.getaddrinfo("localhost", 80),
+        pytest.param(lambda: subprocess.run([sys.executable, "-c", ""], check=False), marks=pytest.mark.subprocess),
+        pytest.param(lambda: os.system("true"), marks=pytest.mark.subprocess),
+        pytest.param(lambda: _connect(("127.0.0.1", 9)), marks=pytest.mark.network),
+        pytest.param(lambda: socket.getaddrinfo("localhost", 80), marks=pytest.mark.network),
     ],
     ids=["subprocess", "system", "connect", "names"],
 )
-@pytest.mark.network
-@pytest.mark.subprocess
 def test_a_guarded_block_refuses_it(attempt: Callable[[], object]) -> None:
     guard = Guard()
     guard.install()
@@ -51,3 +49,13 @@ def test_the_marker_subprocess_opens_programs_only() -> None:
     assert not _refused("subprocess.Popen", "sh", programs=True)
     assert _refused("socket.bind", None, ("127.0.0.1", 80), programs=True)
     assert _refused("pickle.find_class", "os", "system", programs=True, network=True)
+
+
+def test_a_marker_that_opened_nothing_is_named() -> None:
+    guard = Guard()
+    with guard.around(network=True, programs=True):
+        assert guard.surplus() == {"network", "subprocess"}
+        guard._hear("subprocess.Popen", ("sh",))
+        assert guard.surplus() == {"network"}
+        guard._hear("socket.connect", (None, ("127.0.0.1", 80)))
+        assert guard.surplus() == set()

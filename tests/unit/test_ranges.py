@@ -14,7 +14,6 @@ from phi4mm_export.checkpoint.ranges import Address, Patience, RemoteFile
 from phi4mm_export.checkpoint.read_ahead import ReadAhead
 from phi4mm_export.errors import CheckpointError, SystemLimitError
 
-pytestmark = pytest.mark.network
 MODEL, NAME, NBYTES = "someone/model", "model.safetensors", 100_000
 AT_ONCE = Patience(tries=3, first_delay_s=0.0, timeout_s=20.0)
 
@@ -31,6 +30,7 @@ def _remote(
         yield RemoteFile(NAME, lambda: Address(url, {}, "pinned", NBYTES), AT_ONCE), content, hub
 
 
+@pytest.mark.network
 def test_a_range_is_read_exactly(tmp_path: Path) -> None:
     with _remote(tmp_path / "m") as (remote, content, hub):
         assert remote.read(10, 5000) == content[10:5000]
@@ -38,6 +38,7 @@ def test_a_range_is_read_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["503", "reset", "short"])
+@pytest.mark.network
 def test_a_passing_fault_is_tried_again(tmp_path: Path, fault: str) -> None:
     with _remote(tmp_path / "m", lambda number: fault if number < 3 else "") as (remote, content, hub):
         assert remote.read(0, 1000) == content[:1000]
@@ -45,6 +46,7 @@ def test_a_passing_fault_is_tried_again(tmp_path: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize(("fault", "trouble"), [("503", "HTTP 503"), ("short", "IncompleteRead")])
+@pytest.mark.network
 def test_a_lasting_fault_ends_with_the_range_and_the_cause(tmp_path: Path, fault: str, trouble: str) -> None:
     with (
         _remote(tmp_path / "m", lambda _number: fault) as (remote, _, _),
@@ -53,6 +55,7 @@ def test_a_lasting_fault_ends_with_the_range_and_the_cause(tmp_path: Path, fault
         remote.read(7, 100)
 
 
+@pytest.mark.network
 def test_another_etag_means_another_file(tmp_path: Path) -> None:
     with _remote(tmp_path / "m", lambda number: "etag" if number == 2 else "") as (remote, _, _):
         remote.read(0, 10)
@@ -60,6 +63,7 @@ def test_another_etag_means_another_file(tmp_path: Path) -> None:
             remote.read(10, 20)
 
 
+@pytest.mark.network
 def test_another_size_means_another_file(tmp_path: Path) -> None:
     with _remote(tmp_path / "m") as (remote, _, hub):
         (hub.folder / NAME).write_bytes(b"x" * (NBYTES + 1))
@@ -67,6 +71,7 @@ def test_another_size_means_another_file(tmp_path: Path) -> None:
             remote.read(0, 10)
 
 
+@pytest.mark.network
 def test_a_server_without_ranges_is_named_as_such(tmp_path: Path) -> None:
     with (
         _remote(tmp_path / "m", ranges=False) as (remote, _, _),
@@ -75,6 +80,7 @@ def test_a_server_without_ranges_is_named_as_such(tmp_path: Path) -> None:
         remote.read(0, 10)
 
 
+@pytest.mark.network
 def test_an_expired_address_is_asked_for_again(tmp_path: Path) -> None:
     with _remote(tmp_path / "m") as (_, content, hub):
         good = f"{hub.endpoint}/{MODEL}/resolve/{COMMIT}/{NAME}"
@@ -83,6 +89,7 @@ def test_an_expired_address_is_asked_for_again(tmp_path: Path) -> None:
         assert remote.read(3, 9) == content[3:9]
 
 
+@pytest.mark.network
 def test_a_file_that_changed_while_its_address_expired_is_refused(tmp_path: Path) -> None:
     with _remote(tmp_path / "m") as (_, _, hub):
         etags = iter(["first", "second"])
@@ -91,6 +98,7 @@ def test_a_file_that_changed_while_its_address_expired_is_refused(tmp_path: Path
             remote.read(0, 9)
 
 
+@pytest.mark.network
 def test_many_small_reads_become_few_requests(tmp_path: Path) -> None:
     with _remote(tmp_path / "m") as (remote, content, hub), ReadAhead(block_nbytes=30_000, kept=4) as blocks:
         got = bytearray(NBYTES)
@@ -100,6 +108,7 @@ def test_many_small_reads_become_few_requests(tmp_path: Path) -> None:
         assert sorted(hub.range_requests) == [(NAME, i, min(i + 30_000, NBYTES)) for i in range(0, NBYTES, 30_000)]
 
 
+@pytest.mark.network
 def test_a_read_over_the_edges_of_blocks_is_put_together(tmp_path: Path) -> None:
     with _remote(tmp_path / "m") as (remote, content, _), ReadAhead(block_nbytes=1000) as blocks:
         got = bytearray(3500)
@@ -107,6 +116,7 @@ def test_a_read_over_the_edges_of_blocks_is_put_together(tmp_path: Path) -> None
         assert bytes(got) == content[250:3750]
 
 
+@pytest.mark.network
 def test_a_block_that_failed_is_fetched_again_when_it_is_next_read(tmp_path: Path) -> None:
     with (
         _remote(tmp_path / "m", lambda number: "503" if number <= 3 else "") as (remote, content, _),
