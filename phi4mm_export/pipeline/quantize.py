@@ -6,7 +6,9 @@ Works on one component of a package (the result is a whole new package) and on a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from phi4mm_export.errors import PackageError, UsageError
 from phi4mm_export.pipeline.export import default_jobs
@@ -23,6 +25,8 @@ from phi4mm_export.spec.recipe import CPU_ACCURACY_LEVEL, INT4_BLOCK, INT8_BLOCK
 from phi4mm_export.weights.self_test import check_arithmetic
 
 __all__ = ["QuantizeReport", "default_accuracy_level", "default_padding", "default_rotation", "quantize"]
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 DEFAULT_COMPONENT = Component.VISION
 """The graph that rounding to nearest ruins."""
@@ -71,7 +75,7 @@ def quantize(
     for options and samples, QualityError by the gate, the others as their names say; then `output` is untouched.
     """
     check_arithmetic()
-    algorithm, kind = str(getattr(method, "value", method)), _kind_of(method)
+    kind, machine = _kind_of(method), _choice(Engine, engine, "engine")
     choice = SampleChoice(calibration, reader, validation, num_samples, skip_unreadable)
     _refuse_missing_samples(kind, choice, statistics)
     package, graph, part = _open(home_expanded(source), component)
@@ -81,11 +85,11 @@ def quantize(
         block_size=block_size or (INT4_BLOCK if bits == 4 else INT8_BLOCK),
         symmetric=symmetric,
         damp=damp,
-        order=Order(order),
+        order=_choice(Order, order, "order"),
         sequential=sequential,
         bias_correction=bias_correction,
-        rotate=default_rotation(part, kind, Engine(engine)) if rotate is None else rotate,
-        pad_for_cuda=default_padding(package, Engine(engine)) if pad_for_cuda is None else pad_for_cuda,
+        rotate=default_rotation(part, kind, machine) if rotate is None else rotate,
+        pad_for_cuda=default_padding(package, machine) if pad_for_cuda is None else pad_for_cuda,
         exclude=tuple(exclude),
         include=tuple(include),
         accuracy_level=default_accuracy_level(package, part) if accuracy_level is None else accuracy_level,
@@ -100,8 +104,8 @@ def quantize(
             package=package,
             component=part,
             settings=settings,
-            engine=Engine(engine),
-            algorithm=algorithm,
+            engine=machine,
+            algorithm=str(getattr(method, "value", method)),
             choice=choice,
             quality_gate=quality_gate,
             max_rel_l2=max_rel_l2,
@@ -135,7 +139,15 @@ def _paths(**given: str | Path | None) -> dict[str, Path | None]:
 
 def _kind_of(method: Method | str) -> Method:
     """The settings' method; what only onnxruntime's quantizer has works without samples, as rounding does."""
-    return Method.RTN if str(method) in FOREIGN_METHODS else Method(method)
+    return Method.RTN if str(method) in FOREIGN_METHODS else _choice(Method, method, "method")
+
+
+def _choice(kind: type[_Choice], given: str, option: str) -> _Choice:
+    """A choice by its name, which the command line has checked and a Python caller may have misspelt."""
+    try:
+        return kind(given)
+    except ValueError as err:
+        raise UsageError(f"expected {' or '.join(kind)}, found {given!r}", where=f"--{option}") from err
 
 
 def _open(path: Path, component: Component | str | None) -> tuple[RunPackage | None, Path, Component | None]:
@@ -148,7 +160,7 @@ def _open(path: Path, component: Component | str | None) -> tuple[RunPackage | N
                 f"--component {component} names a graph of a package, and the source is a file", where=str(path)
             )
         return None, path, None
-    part = Component(component or DEFAULT_COMPONENT)
+    part = _choice(Component, component or DEFAULT_COMPONENT, "component")
     if part is Component.EMBEDDING:
         raise UsageError(
             "the embedding graph has no linear layers: it looks rows up in a table",

@@ -11,6 +11,8 @@ from support.plain_models import write_feeds, write_model
 from typer.testing import CliRunner, Result
 
 from phi4mm_export.cli.app import app
+from phi4mm_export.errors import UsageError
+from phi4mm_export.pipeline.quantize import quantize
 
 
 def run(*arguments: object) -> Result:
@@ -74,3 +76,19 @@ def test_a_weight_of_an_unknown_element_type_stays_with_its_reason(tmp_path: Pat
     result = run(model, "-o", tmp_path / "out.onnx", "--method", "rtn")
     assert result.exit_code == 5
     assert "first is double, not float32 or float16" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "gtpq"}, "--method: expected gptq or rtn or none, found 'gtpq'"),
+        ({"engine": "torch"}, "--engine: expected native or onnxruntime or neural-compressor, found 'torch'"),
+        ({"order": "random"}, "--order: expected act or natural, found 'random'"),
+    ],
+)
+def test_a_misspelt_choice_from_python_is_a_usage_error(
+    model: Path, tmp_path: Path, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        quantize(model, tmp_path / "out.onnx", calibration=tmp_path, **options)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(message)
