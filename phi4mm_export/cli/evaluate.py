@@ -45,7 +45,7 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="JSON: transcripts by request, for WER and CER.")
     ] = None,
     report: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for evaluation.json, index.html.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing report.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", "--force", help="Replace an existing report.")] = False,
     blame: Annotated[
         bool, typer.Option("--blame", help="Say which graph and layer loses the answer (loads both models).")
     ] = False,
@@ -55,7 +55,7 @@ def command(
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens of an answer.")] = 32,
     max_text_tokens: Annotated[int, typer.Option("--max-text-tokens", min=2, help="Most tokens of a text.")] = 256,
     num_samples: Annotated[int | None, typer.Option("--num-samples", min=1, help="Most files of each source.")] = None,
-    seed: Annotated[int, typer.Option(help="Which files --num-samples takes; draws the built-in requests.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Which files --num-samples takes; draws the built-in requests.")] = 0,
     ep: Annotated[str, typer.Option("--ep", metavar="cpu|cuda", help="Provider that runs both packages.")] = "cpu",
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of each session.")] = None,
     work_dir: Annotated[

@@ -139,10 +139,9 @@ def show(report: QuantizeReport, *, verbose: int) -> None:
         if report.count(method)
     )
     settings = report.settings
-    render.text(
-        f"{report.path}: {len(report.layers)} weights ({counts}), {settings.bits} bits, blocks of "
-        f"{settings.block_size}, {format_bytes(report.nbytes_before)} -> {format_bytes(report.nbytes_after)}"
-    )
+    form = f", {settings.bits} bits, blocks of {settings.block_size}" if report.algorithm != QuantMethod.NONE else ""
+    sizes = f"{format_bytes(report.nbytes_before)} -> {format_bytes(report.nbytes_after)}"
+    render.text(f"{report.path}: {len(report.layers)} weights ({counts}){form}, {sizes}")
     if report.gate is not None:
         render.text(gate_line(report.gate))
 

@@ -61,7 +61,7 @@ AccuracyLevel = Annotated[
     int | None, typer.Option(help="0 to 4; default 4 for a decoder on the CPU, else 0.", show_default=False)
 ]
 Budget = Annotated[str | None, typer.Option(metavar="SIZE", help="What all weights may take; spare bytes buy 8 bits.")]
-Seed = Annotated[int, typer.Option(help="Chooses samples, and draws the builtin ones.")]
+Seed = Annotated[int, typer.Option(min=0, help="Chooses samples, and draws the builtin ones.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Layers at once; never changes a byte.")]
 Engine = Annotated[QuantEngine, typer.Option(help="Who quantizes.")]
 SaveStatistics = Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the Hessians there.")]

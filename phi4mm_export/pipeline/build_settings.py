@@ -10,7 +10,7 @@ from phi4mm_export.errors import UsageError, some
 from phi4mm_export.package.given_folders import WORK_DIR, check_folder
 from phi4mm_export.package.manifest import InputEntry
 from phi4mm_export.pipeline.quantize_places import check_statistics
-from phi4mm_export.pipeline.quantize_samples import check_source
+from phi4mm_export.pipeline.quantize_samples import check_sample_source
 from phi4mm_export.runtime.calibration_sources import SampleKind, find_files
 from phi4mm_export.spec.build_recipe import AGAINST_MODEL, AGAINST_NONE, BuildRecipe, QuantizeMethod
 from phi4mm_export.spec.contract import Component
@@ -79,7 +79,7 @@ def check_sources(recipe: BuildRecipe) -> None:
     for component, choices in recipe.quantize.items():
         source = choices.calibration or recipe.calibration
         if source is not None and choices.method is QuantizeMethod.GPTQ:
-            check_source(source, component)
+            check_sample_source(source, component)
     evaluate = recipe.evaluate
     if evaluate.against == AGAINST_NONE:
         return

@@ -18,7 +18,7 @@ from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.quant.engine import QuantProgress, quantize_graph
 from phi4mm_export.quant.engines.neural_compressor import quantize_with_neural_compressor
 from phi4mm_export.quant.engines.onnxruntime import OrtAlgorithm, quantize_with_onnxruntime
-from phi4mm_export.quant.settings import LayerReport, Method, QuantResult, QuantSettings
+from phi4mm_export.quant.settings import DEFAULT_DAMP, LayerReport, Method, QuantResult, QuantSettings
 from phi4mm_export.runtime.calibration_samples import Samples
 
 FOREIGN_BITS = 4
@@ -67,7 +67,8 @@ def check_engine(engine: Engine, algorithm: str, settings: QuantSettings) -> Non
     unheeded: dict[str, object] = {"--budget": settings.budget_nbytes, "--rotate": settings.rotate}
     unheeded |= {"--pad-for-cuda": settings.pad_for_cuda}
     if engine is Engine.ONNXRUNTIME:
-        unheeded |= {"--exclude": settings.exclude, "--include": settings.include}
+        damped = settings.damp != DEFAULT_DAMP
+        unheeded |= {"--exclude": settings.exclude, "--include": settings.include, "--damp": damped}
     given = [option for option, value in unheeded.items() if value]
     if given:
         raise UsageError(

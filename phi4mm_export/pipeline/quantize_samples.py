@@ -62,10 +62,13 @@ def open_samples(
     return TextCalibrationReader(package, source, spool, **options)
 
 
-def check_source(source: str | Path, component: Component) -> None:
-    """Raise UsageError for samples of a component that are not there, without reading one of them."""
+def check_sample_source(source: str | Path, component: Component | None, *, option: str = "--calibration") -> None:
+    """Raise UsageError for samples that are not there, without reading one of them.
+
+    component: None for a plain .onnx file.
+    """
     if str(source) != BUILTIN and not holds_arrays(source):
-        find_files(source, KINDS[component])
+        find_files(source, SampleKind.ARRAYS if component is None else KINDS[component], option=option)
 
 
 def foreign_samples(reader: object, spool: Path) -> Samples:

@@ -25,7 +25,7 @@ from phi4mm_export.pipeline.quantize_engines import Engine, check_engine
 from phi4mm_export.pipeline.quantize_gate import GateReport, check_limit
 from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress, run_job
 from phi4mm_export.pipeline.quantize_places import check_quantize_places
-from phi4mm_export.pipeline.quantize_samples import foreign_samples, open_samples, unseen_modes
+from phi4mm_export.pipeline.quantize_samples import check_sample_source, foreign_samples, open_samples, unseen_modes
 from phi4mm_export.quant.settings import CalibrationReader, LayerReport, Method, QuantSettings
 from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage
@@ -116,6 +116,9 @@ def carry_out(request: Request) -> QuantizeReport:
         save_statistics=request.save_statistics,
         work_dir=request.work_dir,
     )
+    for source, option in ((request.choice.calibration, "--calibration"), (request.choice.validation, "--validation")):
+        if source is not None:
+            check_sample_source(source, request.component, option=option)
     open_target = staged if package is not None else staged_model
     with open_target(target, overwrite=request.overwrite) as staging, work_folder(target, request.work_dir) as work:
         samples = _samples(request, request.choice.calibration, request.choice.reader, fresh(work / "samples"))

@@ -77,6 +77,8 @@ class QuantSettings:
             raise UsageError(f"a damping of {self.damp:g} was asked for", fix="choose a share between 0 and 1")
         if self.accuracy_level not in range(5):
             raise UsageError(f"accuracy level {self.accuracy_level} was asked for", fix="choose 0 to 4")
+        if self.seed < 0:
+            raise UsageError(f"the seed {self.seed} was asked for", fix="choose 0 or more")
         if self.jobs < 1:
             raise UsageError(f"{self.jobs} jobs were asked for", fix="choose 1 or more")
 

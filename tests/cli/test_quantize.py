@@ -137,6 +137,8 @@ def test_nothing_is_left_when_samples_are_missing(model: Path, tmp_path: Path) -
         (["--damp", 2], "a damping of 2 was asked for"),
         (["--accuracy-level", 7], "accuracy level 7 was asked for"),
         (["--max-rel-l2", 0], "expected a limit above 0"),
+        (["--validation", "nowhere"], "--validation nowhere: the file or folder does not exist"),
+        (["--seed", -1], "greater than or equal to 0"),
         (["--component", "vision"], "names a graph of a package"),
         (["--calibration", "builtin"], "no builtin set for a plain .onnx file"),
     ],
@@ -346,10 +348,21 @@ def test_onnxruntimes_gptq_does_not_pass_the_gate_and_its_defects_are_named_when
     assert "2 weights (2 gptq), 4 bits" in kept.stdout
 
 
+def test_onnxruntimes_result_replaces_an_older_one_in_the_current_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["--overwrite"]):
+        result = run(model, "-o", "out.onnx", "--method", "rtn", "--engine", "onnxruntime", *words)
+        assert result.exit_code == 0, result.stderr
+    onnx.checker.check_model("out.onnx")
+
+
 @pytest.mark.parametrize("method", ["rtn", "k_quant"])
 def test_onnxruntimes_other_methods_need_no_samples(model: Path, feeds: Path, tmp_path: Path, method: str) -> None:
     report = quantize(model, tmp_path / "out.onnx", method=method, engine="onnxruntime")
     assert report.count(method) == 2
+    assert names(tmp_path) == ["feeds", "in", "out.onnx", "out.onnx.data"]
     assert output_error(model, tmp_path / "out.onnx", feeds) < 0.2
 
 
@@ -359,6 +372,7 @@ def test_onnxruntimes_other_methods_need_no_samples(model: Path, feeds: Path, tm
         (["--method", "hqq"], "the engine native has no method hqq"),
         (["--method", "rtn", "--engine", "onnxruntime", "--bits", 8], "writes 4 bits whatever it is asked for"),
         (["--method", "rtn", "--engine", "onnxruntime", "--exclude", "first"], "does not heed --exclude"),
+        (["--method", "rtn", "--engine", "onnxruntime", "--damp", 0.5], "does not heed --damp"),
     ],
 )
 def test_what_an_engine_would_get_wrong_in_silence_is_refused(

@@ -19,6 +19,7 @@ from phi4mm_export.package.write import WrittenFile, hashed
 from phi4mm_export.quant.settings import CalibrationReader
 from phi4mm_export.runtime.ort import first_line, import_onnxruntime
 from phi4mm_export.spec.contract import data_file_name
+from phi4mm_export.spec.on_disk import is_file
 
 if TYPE_CHECKING:
     import onnx
@@ -28,6 +29,8 @@ GPTQ_DEFECTS = (
     " change its result; it rounds a second time with another scale, which makes it worse than rounding to nearest;"
     " it ignores nodes_to_exclude, and writes 4 bits when 8 are asked for"
 )
+OUTSIDE_NBYTES = 1024
+"""Tensors from this size on go into the data file."""
 ODD_BLOCKS = "onnxruntime cannot pack zero points for an odd number of blocks"
 
 
@@ -111,9 +114,21 @@ def quantize_with_onnxruntime(
             fix="use --engine native",
         ) from err
     data_name = data_file_name(target.name)
-    onnx.save(quantizer.model.model, target, save_as_external_data=True, location=data_name, size_threshold=1024)
-    files = tuple(hashed(target.parent, name) for name in (data_name, target.name))
+    _move_outside(quantizer.model.model, data_name)
+    onnx.save(quantizer.model.model, target)
+    written = [name for name in (data_name, target.name) if is_file(target.parent / name)]
+    files = tuple(hashed(target.parent, name) for name in written)
     return files, GPTQ_DEFECTS if algorithm is OrtAlgorithm.GPTQ else ""
+
+
+def _move_outside(model: onnx.ModelProto, data_name: str) -> None:
+    """Mark large initializers as external data in `data_name`. `onnx.save` could do it, but it refuses a name that a
+    file in the current folder has, whichever folder it saves to."""
+    from onnx.external_data_helper import set_external_data
+
+    for tensor in model.graph.initializer:
+        if tensor.HasField("raw_data") and len(tensor.raw_data) >= OUTSIDE_NBYTES:
+            set_external_data(tensor, data_name)
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
