@@ -92,3 +92,20 @@ def test_a_misspelt_choice_from_python_is_a_usage_error(
     with pytest.raises(UsageError) as caught:
         quantize(model, tmp_path / "out.onnx", calibration=tmp_path, **options)  # type: ignore[arg-type]
     assert str(caught.value).startswith(message)
+
+
+def test_the_order_of_a_list_the_jobs_and_the_current_folder_change_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "in" / "model.onnx")
+    feeds = sorted(write_feeds(tmp_path / "feeds", 9).iterdir())
+    (tmp_path / "a.txt").write_text("".join(f"{file}\n" for file in feeds))
+    (tmp_path / "b.txt").write_text("".join(f"feeds/{file.name}\n" for file in reversed(feeds)))
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    assert run("model.onnx", "-o", "../a/out.onnx", "--calibration", "../a.txt", "--jobs", 1).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    assert run(model, "-o", tmp_path / "b" / "out.onnx", "--calibration", "b.txt", "--jobs", 2).exit_code == 0
+    for file in ("out.onnx", "out.onnx.data"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
