@@ -26,7 +26,7 @@ from phi4mm_export.package.manifest import (
     changed_manifest,
     manifest_documents,
 )
-from phi4mm_export.package.publish import staged
+from phi4mm_export.package.publish import check_target, staged
 from phi4mm_export.package.repack import repack
 from phi4mm_export.package.scan import Entry, EntryKind, scan
 from phi4mm_export.package.write import hashed
@@ -84,6 +84,9 @@ def doctor(
     SystemLimitError as publishing does.
     """
     folder = Path(package)
+    target = None if fix is None else home_expanded(fix).absolute()
+    if target is not None:
+        _check_target(folder, target, overwrite=overwrite)
     opened = open_folder(folder)
     if not is_entry(folder / MANIFEST_FILE):
         refuse_empty(opened)
@@ -91,11 +94,8 @@ def doctor(
     repairs = plan_repairs(opened, findings, manifest)
     diagnoses = _told(findings, repairs)
     report = DoctorReport(real_path(folder).name, diagnoses, unified_patch(folder, repairs))
-    if fix is None:
+    if target is None:
         return report
-    target = home_expanded(fix).absolute()
-    if target.is_relative_to(real_path(folder)) and target != real_path(folder):
-        raise UsageError("the target lies inside the package", where=str(target), fix="choose another place")
     entries = scan(folder)
     need = sum(entry.nbytes for entry in entries.values())
     with staged(target, overwrite=overwrite, need=need) as staging:
@@ -106,6 +106,13 @@ def doctor(
             _refresh(staging, manifest, written)
             left = _told(_examine(open_package(staging))[0], Repairs())
     return replace(report, copied_to=target.name, left=left)
+
+
+def _check_target(folder: Path, target: Path, *, overwrite: bool) -> None:
+    """Refuse a target before the package is read."""
+    if target.is_relative_to(real_path(folder)) and target != real_path(folder):
+        raise UsageError("the target lies inside the package", where=str(target), fix="choose another place")
+    check_target(target, overwrite=overwrite)
 
 
 def _examine(opened: OpenedPackage) -> tuple[list[Finding], Manifest | None]:

@@ -164,3 +164,10 @@ def test_one_bit_one_file_too_few_and_one_too_many(package: Path, tmp_path: Path
 def test_a_class_that_a_current_transformers_writes(package: Path, tmp_path: Path) -> None:
     edit_json(package / "tokenizer_config.json", lambda c: c.update(tokenizer_class="AutoTokenizer"))
     assert "a tokenizer class that the runtime does not load" in _fixed(package, tmp_path)
+
+
+def test_a_target_that_cannot_be_is_refused_before_the_package_is_read(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    result = _run(tmp_path / "no package", "--fix", tmp_path / "there")
+    assert result.exit_code == 2
+    assert "the target exists already" in result.stderr
