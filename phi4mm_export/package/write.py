@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from phi4mm_export.package.resume import Journal, Mark, Resume, identity, journal_path, plan_identity
 from phi4mm_export.spec.contract import data_file_name
 from phi4mm_export.weights.streams import Band, Stream, TensorSpec
+from phi4mm_export.weights.threads import one_blas_thread
 
 PAGE = 4096
 """Offsets are multiples of this where a tensor is at least as large: what memory mapping wants."""
@@ -239,7 +240,7 @@ def in_order(streams: Sequence[Stream], effort: Effort) -> Generator[Band, None,
         return
     waiting: deque[tuple[Future[Band], int]] = deque()
     in_flight = 0
-    with ThreadPoolExecutor(effort.jobs) as pool:
+    with one_blas_thread(), ThreadPoolExecutor(effort.jobs) as pool:
         try:
             for stream, start, stop in work:
                 need = stream.band_nbytes
