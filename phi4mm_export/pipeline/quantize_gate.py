@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from phi4mm_export.checks.numerics import errors
 from phi4mm_export.errors import CheckpointError, QualityError, UsageError
+from phi4mm_export.quant.samples import calibration_order
 from phi4mm_export.runtime.calibration_samples import Feeds, Samples
 from phi4mm_export.runtime.ort import first_line, import_onnxruntime, native_faults
 from phi4mm_export.spec.sizes import format_bytes
@@ -72,7 +73,7 @@ def split(digests: Sequence[str]) -> tuple[list[int], list[int]]:
 
     Every 8th is left out, the last of fewer; one sample alone is in both lists.
     """
-    order = sorted(range(len(digests)), key=lambda index: (digests[index], index))
+    order = calibration_order(digests)
     held = order[HOLDOUT_STEP - 1 :: HOLDOUT_STEP] or order[-1:]
     kept = [index for index in order if index not in set(held)]
     return (kept or order), held

@@ -15,6 +15,7 @@ from phi4mm_export.pipeline.quantize_gate import GateReport, Reference, judge, s
 from phi4mm_export.quant.engine import QuantProgress, quantize_graph
 from phi4mm_export.quant.graph import read_graph
 from phi4mm_export.quant.rewrite import write_quantized
+from phi4mm_export.quant.samples import calibration_order
 from phi4mm_export.quant.settings import LayerReport, Method, QuantResult, QuantSettings
 from phi4mm_export.quant.sites import find_sites
 from phi4mm_export.runtime.calibration_samples import Samples, subset
@@ -71,7 +72,7 @@ def run_job(job: Job) -> JobResult:
         return JobResult(result, None, (*notes, *_unjudged(job)))
     calibrated, held = split(judged_by.digests)
     if job.validation is not None or job.statistics is not None:
-        calibrated, held, kind = [], by_content(judged_by), "validation samples"
+        calibrated, held, kind = [], calibration_order(judged_by.digests), "validation samples"
     else:
         kind = "held-out samples" if set(calibrated).isdisjoint(held) else "calibration samples"
     reference = Reference(job.source, subset(judged_by, held), _fresh(job.work / "reference"))
@@ -93,16 +94,11 @@ def run_job(job: Job) -> JobResult:
     return JobResult(result, gate, (*notes, *_one_sample(kind)))
 
 
-def by_content(samples: Samples) -> list[int]:
-    """Numbers of all samples in the order of their content, so that the order of files changes nothing."""
-    return sorted(range(len(samples)), key=lambda index: (samples.digests[index], index))
-
-
 def _final(job: Job) -> tuple[QuantResult, tuple[str, ...]]:
     """The graph that is published, calibrated on all samples in the order of their content."""
     if job.settings.method is Method.NONE:
         return _unchanged(job), ()
-    ordered = None if job.samples is None else subset(job.samples, by_content(job.samples))
+    ordered = None if job.samples is None else subset(job.samples, calibration_order(job.samples.digests))
     result, notes = _engine(job, job.target, ordered, "quantizing", keep_statistics=True)
     if all(layer.method_used == "kept" for layer in result.layers):
         raise QualityError(

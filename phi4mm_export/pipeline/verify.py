@@ -12,7 +12,7 @@ from typing import Any
 
 from phi4mm_export.checks.claims import Claims, FaultKind, FileFault, read_claims
 from phi4mm_export.checks.files import compare_files, shown_name
-from phi4mm_export.errors import ExitCode, PackageError, UsageError, some
+from phi4mm_export.errors import ExitCode, UsageError
 from phi4mm_export.package.given_folders import check_file_to_write
 from phi4mm_export.package.lock_file import LockFile, lock_bytes, lock_of, read_lock
 from phi4mm_export.package.manifest import MANIFEST_FILE, SUMS_FILE, Manifest
@@ -263,10 +263,3 @@ def _replace(path: Path, data: bytes) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def refuse(report: VerifyReport) -> None:
-    """Raise PackageError when a report has faults: for callers that go on only with a package that verified."""
-    if not report.ok:
-        faults = [f"{fault.kind} {fault.name}: {fault.what}" for fault in report.faults]
-        raise PackageError(f"{len(faults)} faults: {some(faults, 3)}", where=report.package, fix="fetch it again")

@@ -64,16 +64,14 @@ class Samples:
     order: their numbers, augmented copies last; given: how many are none; digests: of these.
     """
 
-    def __init__(
-        self, graph: Graph, spill: Spill, reader: CalibrationReader, settings: QuantSettings, *, holdout: bool
-    ) -> None:
+    def __init__(self, graph: Graph, spill: Spill, reader: CalibrationReader, settings: QuantSettings) -> None:
         def store(index: int, arrays: Mapping[str, NDArray[Any]]) -> None:
             for name, value in arrays.items():
                 spill.put((FLOAT, index, name), value)
 
         digests = collect(reader, graph.inputs, store)
         self.spill = spill
-        self.order = calibration_order(digests, holdout=holdout)
+        self.order = calibration_order(digests)
         self.digests = tuple(digests[number] for number in self.order)
         self.given = len(self.order)
         sizes = vocabularies(graph) if settings.augment else {}

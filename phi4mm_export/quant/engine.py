@@ -65,11 +65,10 @@ def quantize_graph(
     statistics: Path | None = None,
     save_statistics: Path | None = None,
     progress: Callable[[QuantProgress], None] | None = None,
-    holdout: bool = False,
 ) -> QuantResult:
     """Write `target` (.onnx, data beside it) with MatMulNBits in place of the constant products of `source`.
 
-    reader: calibration samples; required for GPTQ. holdout: leave every 8th sample out of the calibration.
+    reader: calibration samples; required for GPTQ.
     work_dir: keeps finished layers, so that a killed run goes on where it stopped.
     statistics: moments saved by an earlier run's `save_statistics`, used instead of running the graph.
     Raises UsageError for GPTQ without samples, CheckpointError for an unusable graph, QualityError when nothing
@@ -98,7 +97,7 @@ def quantize_graph(
         samples = None
         if calibrated and statistics is None:
             assert reader is not None
-            samples = Samples(graph, spill, reader, settings, holdout=holdout)
+            samples = Samples(graph, spill, reader, settings)
         if settings.budget_nbytes is not None:
             grids = choose_bits(graph, sites, grids, samples, settings)
         correcting = settings.bias_correction and calibrated

@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from phi4mm_export.errors import UsageError, some
 from phi4mm_export.quant.settings import CalibrationReader
 
-HOLDOUT_STEP = 8
-"""With a holdout, every 8th sample is left out of the calibration."""
-
 
 def collect(
     reader: CalibrationReader, inputs: Sequence[str], store: Callable[[int, Mapping[str, NDArray[Any]]], None]
@@ -53,9 +50,6 @@ def digest_of(sample: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def calibration_order(digests: Sequence[str], *, holdout: bool) -> list[int]:
-    """Numbers of the samples to calibrate on, by rising digest: the order of files does not matter."""
-    ranked = sorted(range(len(digests)), key=lambda number: (digests[number], number))
-    if holdout and len(ranked) > 1:
-        return [number for rank, number in enumerate(ranked) if rank % HOLDOUT_STEP != HOLDOUT_STEP - 1]
-    return ranked
+def calibration_order(digests: Sequence[str]) -> list[int]:
+    """Numbers of the samples by rising digest: the order of files changes nothing."""
+    return sorted(range(len(digests)), key=lambda number: (digests[number], number))

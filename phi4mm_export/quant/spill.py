@@ -44,10 +44,6 @@ class Spill:
         kept = self._kept.get(key)
         return kept if kept is not None else np.asarray(np.load(self._files[key], mmap_mode="r", allow_pickle=False))
 
-    def has(self, key: Hashable) -> bool:
-        """Whether a key is stored."""
-        return key in self._kept or key in self._files
-
     def drop(self, key: Hashable) -> None:
         """Forget an array and free its room."""
         with self._lock:

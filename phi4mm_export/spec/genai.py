@@ -34,14 +34,6 @@ class PackageKind(StrEnum):
     SPEECH = "speech"
     MULTIMODAL = "multimodal"
 
-    @property
-    def has_vision(self) -> bool:
-        return self in (PackageKind.VISION_LANGUAGE, PackageKind.MULTIMODAL)
-
-    @property
-    def has_speech(self) -> bool:
-        return self in (PackageKind.SPEECH, PackageKind.MULTIMODAL)
-
 
 def package_kind(components: Iterable[str]) -> PackageKind:
     """The kind of a package that holds these graphs ("vision", "speech", "embedding", ...).
@@ -179,15 +171,6 @@ class GenaiConfigGenerator:
         )
         if audio_token_id is not None:
             self._placeholders["audio_token_id"] = audio_token_id
-        return self
-
-    def with_components(self, components: Iterable[str]) -> Self:
-        """Add, with their usual names, the towers that a package of these graphs has (see `package_kind`)."""
-        kind = package_kind(components)
-        if kind.has_vision:
-            self.with_vision()
-        if kind.has_speech:
-            self.with_speech()
         return self
 
     def with_decoder(

@@ -119,12 +119,6 @@ def test_a_used_reader_is_rewound(tmp_path: Path) -> None:
     assert quantize_graph(source, tmp_path / "q.onnx", reader=reader, settings=SETTINGS).samples == 3
 
 
-def test_a_holdout_leaves_every_eighth_sample_out(tmp_path: Path) -> None:
-    source, reader = two_layers(tmp_path / "m.onnx"), Reader(feeds(17, 64, seed=1))
-    result = quantize_graph(source, tmp_path / "q.onnx", reader=reader, settings=SETTINGS, holdout=True)
-    assert result.samples == 15
-
-
 def test_channels_that_never_vary_are_reported_and_keep_finite_scales(tmp_path: Path) -> None:
     node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
     source = save(tmp_path / "m.onnx", [node], {"w": matrix(64, 40)}, channels=64, width=40)

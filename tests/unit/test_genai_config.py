@@ -278,7 +278,6 @@ def test_both_names_of_the_model_map_to_the_runtimes_type_and_share_the_cache(na
 )
 def test_the_kind_of_a_package_follows_from_what_it_holds(components: list[str], kind: PackageKind) -> None:
     assert package_kind(components) is kind
-    assert generator().with_components(components).kind is kind
 
 
 def test_provider_options_are_written_as_strings() -> None:

@@ -52,7 +52,7 @@ def quantize_with_neural_compressor(
     codes: dict[str, Codes] = {}
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=target.parent) as folder:
         spill = Spill(Path(folder) / "live")
-        samples = Samples(graph, spill, reader, replace(settings, augment=False), holdout=False)
+        samples = Samples(graph, spill, reader, replace(settings, augment=False))
         stages = plan_stages(graph, sites)
         streams = Streams(graph, stages, spill, samples.order, jobs=settings.jobs, twofold=False)
         for number, stage in enumerate(stages):
