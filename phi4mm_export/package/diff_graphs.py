@@ -190,7 +190,8 @@ def _weights(
         if (x.rows, x.width) != (y.rows, y.width):
             return
         told |= names_a | names_b
-        if type(x) is type(y) and len(x.parts) == len(y.parts) and all(map(same_bytes, x.parts, y.parts)):
+        alike = type(x) is type(y) and len(x.parts) == len(y.parts) and _rotation(x) == _rotation(y)
+        if alike and all(map(same_bytes, x.parts, y.parts)):
             return
         distance = weight_distance(x, y)
     except PackageError as err:
@@ -207,8 +208,13 @@ def _weights(
 
 def _format(weight: Weight) -> str:
     if isinstance(weight, QuantizedWeight):
-        return f"{weight.bits} bits in blocks of {weight.block}"
+        mixed = f", mixed in groups of {weight.rotation}" if weight.rotation else ""
+        return f"{weight.bits} bits in blocks of {weight.block}{mixed}"
     return weight.values.dtype.lower()
+
+
+def _rotation(weight: Weight) -> int:
+    return weight.rotation if isinstance(weight, QuantizedWeight) else 0
 
 
 def _shape(tensor: onnx.TensorProto) -> str:

@@ -14,6 +14,7 @@ from phi4mm_export.errors import PackageError
 from phi4mm_export.package.tensor_bytes import CHUNK, TensorBytes
 from phi4mm_export.spec.on_disk import is_file
 from phi4mm_export.weights.packing import unpack
+from phi4mm_export.weights.rotation import turned_back
 
 F32 = NDArray[np.float32]
 
@@ -110,7 +111,8 @@ class QuantizedWeight:
     """A weight in blocks of integers: rows of `width` values, codes packed along the row.
 
     codes: uint8 [rows, blocks * block * bits / 8]; scales: [rows, blocks]; zeros: packed like the codes, one per block
-    and row padded to whole bytes, or None for 2 ** (bits - 1).
+    and row padded to whole bytes, or None for 2 ** (bits - 1). rotation: channels that the stored rows are mixed by, as
+    the graph does with the input; values are read without it.
     Source: ONNX Runtime, docs/ContribOperators.md, MatMulNBits and GatherBlockQuantized.
     """
 
@@ -121,6 +123,7 @@ class QuantizedWeight:
     codes: TensorBytes
     scales: TensorBytes
     zeros: TensorBytes | None = None
+    rotation: int = 0
 
     @property
     def blocks(self) -> int:
@@ -141,7 +144,10 @@ class QuantizedWeight:
         codes = unpack(packed.reshape(n, blocks, -1), self.bits)
         scales = self.scales.rows(start, stop, blocks).astype(np.float32)
         values = (codes.astype(np.float32) - self._zero_points(start, stop)) * scales[..., None]
-        return codes.reshape(n, -1)[:, : self.width], values.reshape(n, -1)[:, : self.width]
+        rows: F32 = values.reshape(n, -1)[:, : self.width]
+        if self.rotation:
+            rows = turned_back(rows.T.astype(np.float64), self.rotation).T.astype(np.float32)
+        return codes.reshape(n, -1)[:, : self.width], rows
 
     @property
     def _row_nbytes(self) -> int:
@@ -222,7 +228,7 @@ def weight_distance(a: Weight, b: Weight) -> CodeDistance:
     Codes are compared where both are quantized in one format, what they stand for always.
     """
     sums, codes, steps = _Sums(), 0, 0
-    formats = [(side.bits, side.block) if isinstance(side, QuantizedWeight) else None for side in (a, b)]
+    formats = [(side.bits, side.block, side.rotation) if isinstance(side, QuantizedWeight) else None for side in (a, b)]
     alike = formats[0] is not None and formats[0] == formats[1]
     whole = any(isinstance(side, DenseWeight) and side.turned for side in (a, b))
     step = a.rows if whole else max(1, CHUNK // (8 * a.width))

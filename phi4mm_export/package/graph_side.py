@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from phi4mm_export.package.diff_values import DenseWeight, QuantizedWeight, Weight
 from phi4mm_export.package.tensor_bytes import TensorBytes, tensor_bytes
+from phi4mm_export.weights.rotation import ROTATED, rotation_matrix
 
 if TYPE_CHECKING:
     import onnx
@@ -46,14 +50,32 @@ class GraphSide:
 
     def find(self, key: str, name: str) -> str | None:
         """A constant as the node `key` sees it: of its own graph, else of a graph around that; None if it is none."""
-        prefix = key.rpartition(SCOPE)[0] + SCOPE if SCOPE in key else ""
-        while True:
-            if prefix + name in self.constants:
-                return prefix + name
-            if not prefix:
-                return None
-            outer = prefix.removesuffix(SCOPE).rpartition(SCOPE)[0].rpartition(SCOPE)[0]
-            prefix = f"{outer}{SCOPE}" if outer else ""
+        return next((prefix + name for prefix in _scopes(key) if prefix + name in self.constants), None)
+
+    def producer(self, key: str, name: str) -> str | None:
+        """The key of the node that makes a value as its first output, seen as `find` sees constants."""
+        return next((prefix + name for prefix in _scopes(key) if prefix + name in self.nodes), None)
+
+    def rotation(self, key: str) -> int:
+        """Channels that the input of a product is mixed by (weights/rotation.py), 0 for any other input.
+
+        The steps are Reshape, MatMul with the rotation's matrix, Reshape, as `export` and `quantize` write them.
+        Raises PackageError for headers that cannot be right.
+        """
+        for operator in ("Reshape", "MatMul"):
+            found = self.producer(key, self.nodes[key].input[0])
+            if found is None or self.nodes[found].op_type != operator or len(self.nodes[found].input) != 2:
+                return 0
+            key = found
+        name = self.find(key, self.nodes[key].input[1])
+        if name is None:
+            return 0
+        matrix = self.tensor(name)
+        size = matrix.dims[0] if matrix.dims else 0
+        kind = matrix.numpy_type
+        if matrix.dims != (size, size) or not 0 < size <= ROTATED or size & (size - 1) or kind is None:
+            return 0
+        return size if np.array_equal(matrix.rows(0, size, size), rotation_matrix(size).astype(kind)) else 0
 
     def weight(self, key: str) -> tuple[Weight, frozenset[str]] | None:
         """The weight of a linear layer or a table, and the constants it is made of; None for other nodes, and where a
@@ -93,6 +115,19 @@ class GraphSide:
         zeros = self.tensor(names[2]) if names[2] else None
         if min(rows, width, block) <= 0:
             return None
-        weight = QuantizedWeight(rows, width, bits, block, codes, scales, zeros)
+        rotation = self.rotation(key) if matmul else 0
+        if rotation and width % rotation:
+            rotation = 0
+        weight = QuantizedWeight(rows, width, bits, block, codes, scales, zeros, rotation)
         fits = codes.nbytes == rows * weight.blocks * block * bits // 8 and scales.elements == rows * weight.blocks
         return (weight, frozenset(filter(None, names))) if fits else None
+
+
+def _scopes(key: str) -> Iterator[str]:
+    """What keys begin with in the graph of the node `key`, then in every graph around that."""
+    prefix = key.rpartition(SCOPE)[0] + SCOPE if SCOPE in key else ""
+    while prefix:
+        yield prefix
+        outer = prefix.removesuffix(SCOPE).rpartition(SCOPE)[0].rpartition(SCOPE)[0]
+        prefix = f"{outer}{SCOPE}" if outer else ""
+    yield ""
