@@ -1,4 +1,4 @@
-"""Option values that are not yet what the pipelines take: adapters, their folders, engines and methods."""
+"""Option values that are not yet what the pipelines take: adapters, their folders and methods."""
 
 from __future__ import annotations
 
@@ -56,11 +56,3 @@ class QuantMethod(StrEnum):
     NONE = "none"
     K_QUANT = "k_quant"
     HQQ = "hqq"
-
-
-class QuantEngine(StrEnum):
-    """Values of --engine."""
-
-    NATIVE = "native"
-    ONNXRUNTIME = "onnxruntime"
-    NEURAL_COMPRESSOR = "neural-compressor"

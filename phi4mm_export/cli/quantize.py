@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from phi4mm_export.cli import quantize_options as opt
 from phi4mm_export.cli import render
-from phi4mm_export.cli.choices import QuantEngine, QuantMethod
+from phi4mm_export.cli.choices import QuantMethod
 from phi4mm_export.cli.options import JsonFlag, Overwrite, Quiet, Verbose
-from phi4mm_export.spec.build_recipe import ColumnOrder
+from phi4mm_export.spec.quantization import Engine, Order
 
 if TYPE_CHECKING:
     from phi4mm_export.pipeline.quantize import QuantizeReport
@@ -44,7 +44,7 @@ def command(
     validation: opt.Validation = None,
     skip_unreadable: opt.SkipUnreadable = False,
     damp: opt.Damp = 0.01,
-    order: opt.Order = ColumnOrder.ACT,
+    order: opt.Order = Order.ACT,
     sequential: opt.Sequential = True,
     bias_correction: opt.BiasCorrection = True,
     rotate: opt.Rotate = None,
@@ -55,7 +55,7 @@ def command(
     budget: opt.Budget = None,
     seed: opt.Seed = 0,
     jobs: opt.Jobs = None,
-    engine: opt.Engine = QuantEngine.NATIVE,
+    engine: opt.Engine = Engine.NATIVE,
     save_statistics: opt.SaveStatistics = None,
     statistics: opt.Statistics = None,
     quality_gate: opt.QualityGate = True,
@@ -82,7 +82,7 @@ def command(
         validation=validation,
         skip_unreadable=skip_unreadable,
         damp=damp,
-        order=order.value,
+        order=order,
         sequential=sequential,
         bias_correction=bias_correction,
         rotate=rotate,
@@ -93,7 +93,7 @@ def command(
         budget=parse_bytes(budget, where="--budget") if budget else None,
         seed=seed,
         jobs=jobs,
-        engine=engine.value,
+        engine=engine,
         save_statistics=save_statistics,
         statistics=statistics,
         quality_gate=quality_gate,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from phi4mm_export.cli.choices import QuantEngine, QuantMethod
-from phi4mm_export.spec.build_recipe import ColumnOrder
+from phi4mm_export.cli.choices import QuantMethod
+from phi4mm_export.spec import quantization
 from phi4mm_export.spec.contract import Component
 
 Source = Annotated[
@@ -36,7 +36,7 @@ SkipUnreadable = Annotated[
     bool, typer.Option("--skip-unreadable", help="Leave out files that cannot be read, and name them.")
 ]
 Damp = Annotated[float, typer.Option(help="Damping, as a share of the mean diagonal of the Hessian.")]
-Order = Annotated[ColumnOrder, typer.Option(help="Order of the columns; the stored order stays.")]
+Order = Annotated[quantization.Order, typer.Option(help="Order of the columns; the stored order stays.")]
 Sequential = Annotated[bool, typer.Option(help="Whether later layers see the quantized earlier ones.")]
 BiasCorrection = Annotated[bool, typer.Option(help="Whether mean errors go into the bias.")]
 Rotate = Annotated[
@@ -63,7 +63,7 @@ AccuracyLevel = Annotated[
 Budget = Annotated[str | None, typer.Option(metavar="SIZE", help="What all weights may take; spare bytes buy 8 bits.")]
 Seed = Annotated[int, typer.Option(min=0, help="Chooses samples, and draws the builtin ones.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Layers at once; never changes a byte.")]
-Engine = Annotated[QuantEngine, typer.Option(help="Who quantizes.")]
+Engine = Annotated[quantization.Engine, typer.Option(help="Who quantizes.")]
 SaveStatistics = Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the Hessians there.")]
 Statistics = Annotated[Path | None, typer.Option(metavar="DIR", help="Use Hessians kept by an earlier run.")]
 QualityGate = Annotated[bool, typer.Option(help="Whether a bad result is refused with exit code 5.")]

@@ -23,7 +23,7 @@ from phi4mm_export.pipeline.quantize_gate import Fidelity, GateReport
 from phi4mm_export.pipeline.quantize_job import Job, QuantizeProgress, run_job
 from phi4mm_export.pipeline.quantize_samples import open_samples
 from phi4mm_export.pipeline.quantize_write import QuantizeReport, fresh, report_of, requantized_manifest
-from phi4mm_export.quant.settings import Method, Order, QuantSettings
+from phi4mm_export.quant.settings import Method, QuantSettings
 from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage, open_package
 from phi4mm_export.spec.build_recipe import QuantizeChoices
@@ -166,7 +166,7 @@ def _settings(step: QuantizeStep, package: RunPackage) -> QuantSettings:
         block_size=choices.block,
         symmetric=choices.symmetric,
         damp=choices.damp,
-        order=Order(choices.order.value),
+        order=choices.order,
         sequential=choices.sequential,
         bias_correction=choices.bias_correction,
         rotate=default_rotation(step.component, method) if rotate is None else rotate,

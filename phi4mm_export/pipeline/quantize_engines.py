@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from phi4mm_export.errors import UsageError
@@ -20,17 +19,10 @@ from phi4mm_export.quant.engines.neural_compressor import quantize_with_neural_c
 from phi4mm_export.quant.engines.onnxruntime import OrtAlgorithm, quantize_with_onnxruntime
 from phi4mm_export.quant.settings import DEFAULT_DAMP, LayerReport, Method, QuantResult, QuantSettings
 from phi4mm_export.runtime.calibration_samples import Samples
+from phi4mm_export.spec.quantization import Engine as Engine
 
 FOREIGN_BITS = 4
 """What the foreign quantizers write, whatever they are asked for."""
-
-
-class Engine(StrEnum):
-    """Values of --engine."""
-
-    NATIVE = "native"
-    ONNXRUNTIME = "onnxruntime"
-    NEURAL_COMPRESSOR = "neural-compressor"
 
 
 @dataclass(frozen=True)

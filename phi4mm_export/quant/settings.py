@@ -4,34 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import UsageError
 from phi4mm_export.package.write import WrittenFile
+from phi4mm_export.spec.quantization import Method as Method
+from phi4mm_export.spec.quantization import Order as Order
 
 BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """What MatMulNBits accepts. Source: ONNX Runtime, docs/ContribOperators.md."""
 DEFAULT_DAMP = 0.01
 """Damping as a share of the mean diagonal of the Hessian. Source: GPTQ (arXiv 2210.17323), section 3.3."""
-
-
-class Method(StrEnum):
-    """How the codes are chosen."""
-
-    GPTQ = "gptq"
-    RTN = "rtn"
-    NONE = "none"
-
-
-class Order(StrEnum):
-    """In which order GPTQ visits the input channels; the stored order never changes."""
-
-    ACT = "act"
-    NATURAL = "natural"
 
 
 @dataclass(frozen=True)

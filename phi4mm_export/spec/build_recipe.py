@@ -16,6 +16,7 @@ from phi4mm_export.errors import UsageError
 from phi4mm_export.spec.contract import Component, PackageLayout, Provider
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.on_disk import home_expanded, is_folder
+from phi4mm_export.spec.quantization import Order
 from phi4mm_export.spec.recipe import INT4_BLOCK, INT8_BLOCK, LoraForm, Precision, Recipe
 
 BUILTIN = "builtin"
@@ -48,13 +49,6 @@ class QuantizeMethod(StrEnum):
 
     GPTQ = "gptq"
     RTN = "rtn"
-
-
-class ColumnOrder(StrEnum):
-    """In which order GPTQ visits the input channels."""
-
-    ACT = "act"
-    NATURAL = "natural"
 
 
 @dataclass(frozen=True)
@@ -111,7 +105,7 @@ class QuantizeChoices:
     symmetric: bool = True
     num_samples: int | None = None
     damp: float = 0.01
-    order: ColumnOrder = ColumnOrder.ACT
+    order: Order = Order.ACT
     sequential: bool = True
     bias_correction: bool = True
     rotate: bool | None = None

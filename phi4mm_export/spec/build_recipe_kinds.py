@@ -9,8 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from phi4mm_export.errors import UsageError
-from phi4mm_export.spec.build_recipe import AdapterChoice, ColumnOrder, HeadOfTwo, QuantizeMethod
+from phi4mm_export.spec.build_recipe import AdapterChoice, HeadOfTwo, QuantizeMethod
 from phi4mm_export.spec.contract import PackageLayout, Provider
+from phi4mm_export.spec.quantization import Order
 from phi4mm_export.spec.recipe import BLOCK_SIZES, LoraForm, Precision
 from phi4mm_export.spec.sizes import parse_bytes
 
@@ -145,7 +146,7 @@ QUANTIZE = {
     "symmetric": TRUTH,
     "num_samples": _integer(1),
     "damp": SHARE,
-    "order": _one_of(ColumnOrder),
+    "order": _one_of(Order),
     "sequential": TRUTH,
     "bias_correction": TRUTH,
     "rotate": TRUTH,
