@@ -127,3 +127,10 @@ def test_a_file_as_the_float_side_is_exit_2(packages: tuple[Path, Path], text: P
     assert result.exit_code == 2
     assert "expected a package or checkpoint folder, found a file" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_work_folder_that_cannot_be_is_refused_before_the_package_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    result = typed("no package", "--against", "no checkpoint", "--work-dir", tmp_path / "file" / "below")
+    assert result.exit_code == 2
+    assert "expected a folder, found a file" in result.stderr
