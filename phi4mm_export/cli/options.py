@@ -19,8 +19,9 @@ class ReportFormat(StrEnum):
     GITHUB = "github"
 
 
-MANIFEST_NAMES = "phi4mm.json and SHA256SUMS"
+MANIFEST_FILES = ("phi4mm.json", "SHA256SUMS")
 """The two files in which a package states its own digests; they count wherever files of a package are counted."""
+MANIFEST_NAMES = " and ".join(MANIFEST_FILES)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text; errors too.")]
 Format = Annotated[

@@ -17,7 +17,7 @@ import typer
 from phi4mm_export.cli import export_options as options
 from phi4mm_export.cli import plan_build, render
 from phi4mm_export.cli.choices import adapter_paths, adapter_role
-from phi4mm_export.cli.options import MANIFEST_NAMES, JsonFlag, Quiet
+from phi4mm_export.cli.options import MANIFEST_FILES, MANIFEST_NAMES, JsonFlag, Quiet
 from phi4mm_export.spec.contract import PackageLayout, Provider
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.recipe import LoraForm, Precision
@@ -193,7 +193,7 @@ def _show(lines: Iterator[str]) -> None:
 
 def _lines(report: PlanReport) -> Iterator[str]:
     run = report.run
-    sealed = f" with {MANIFEST_NAMES}" if any(file.name in MANIFEST_NAMES for file in report.files) else ""
+    sealed = f" with {MANIFEST_NAMES}" if any(file.name in MANIFEST_FILES for file in report.files) else ""
     yield f"{report.kind} {report.name}: {format_bytes(report.nbytes)} in {len(report.files)} files{sealed}"
     for file in report.files:
         yield f"  {file.nbytes:>15,}  {file.name}"
