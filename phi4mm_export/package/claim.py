@@ -40,6 +40,8 @@ LEFT = "left"
 PREVIOUS = "previous"
 OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 TOKEN_NBYTES = 8
+ADDED_NBYTES = len("..staging-") + 2 * TOKEN_NBYTES + len("-old")
+"""By how much the longest name beside a target is longer than the target's own."""
 ATTEMPTS = 20
 """Rounds of "occupied, holder dead, taken aside, occupied again" before giving up; each needs another run's doing."""
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from phi4mm_export.errors import SystemLimitError, UsageError
-from phi4mm_export.package.claim import OCCUPIED, PREVIOUS, claim_path, claimed, debris_of, insist
+from phi4mm_export.package.claim import ADDED_NBYTES, OCCUPIED, PREVIOUS, claim_path, claimed, debris_of, insist
 from phi4mm_export.package.room import check_room, disk_errors, tree_nbytes
-from phi4mm_export.spec.on_disk import exists, is_entry, is_file, is_folder, is_link
+from phi4mm_export.spec.on_disk import exists, home_expanded, is_entry, is_file, is_folder, is_link, real_path
 
 MARKERS = ("genai_config.json", "phi4mm.json")
 """A folder with one of these is a package, and may be replaced with --overwrite."""
 PACKAGE, KEPT = "package", "kept"
+USUAL_NAME_NBYTES = 255
+"""The longest name of nearly every file system, for those that do not tell."""
+GLOB = frozenset("*?[")
 
 
 def kept_folder(staging: Path) -> Path:
@@ -33,8 +36,14 @@ def left_folder(staging: Path) -> Path:
 
 
 def check_parent(target: Path) -> None:
-    """Raise SystemLimitError where the folder that should hold `target` does not exist or cannot be written."""
+    """Refuse a place that nothing can be put at.
+
+    Raises SystemLimitError where the folder that should hold `target` does not exist or cannot be written, UsageError
+    for a name that is none, or that leaves no room for the longer names of the folders in which it is prepared.
+    """
     parent = target.parent
+    if target.name in ("", ".."):
+        raise UsageError("the target has no name of its own", where=str(target), fix="write out the folder's name")
     if not is_folder(parent):
         raise SystemLimitError(
             "the folder that should hold the output does not exist", where=str(parent), fix="create it first"
@@ -43,13 +52,46 @@ def check_parent(target: Path) -> None:
         raise SystemLimitError(
             "the folder that should hold the output cannot be written", where=str(parent), fix="choose another"
         )
+    nbytes, most = _name_nbytes(target), _longest_name(parent)
+    if nbytes > most:
+        raise UsageError(
+            f"the target's name has {nbytes} bytes, expected at most {most}: it is prepared under a longer one",
+            where=str(target),
+            fix="choose a shorter name",
+        )
+
+
+def check_apart(
+    target: Path,
+    *,
+    reads: Iterable[str | Path | None] = (),
+    writes: Iterable[str | Path | None] = (),
+    replaced: Path | None = None,
+) -> None:
+    """Refuse a target that would take something along with it when it is replaced. Raises UsageError.
+
+    reads: files, folders and globs that the run reads. writes: where it keeps something else. Neither may be the target
+    or lie in it. replaced: a package that may be replaced by its own new form, but may not lie deeper in the target.
+    """
+    home = real_path(target)
+    read = [path for path in reads if path is not None and (GLOB & set(str(path)) or exists(home_expanded(path)))]
+    others = [home_expanded(path) for path in (*read, *writes) if path is not None]
+    if replaced is not None and real_path(replaced) != home:
+        others.append(replaced)
+    for path in others:
+        if real_path(path).is_relative_to(home):
+            raise UsageError(
+                f"expected a target that holds nothing else of this run, found {path} in it",
+                where=str(target),
+                fix="choose another target: what lies in this one goes when it is replaced",
+            )
 
 
 def check_target(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MARKERS) -> None:
     """Refuse a target that must not be replaced, before any work.
 
-    Raises UsageError for an existing target without `overwrite` and for one that holds none of `markers`;
-    SystemLimitError where the parent does not exist or cannot be written.
+    Raises UsageError for an existing target without `overwrite`, for one that holds none of `markers`, for a mount
+    point, and for the current folder and those above it; else as `check_parent`.
     """
     check_parent(target)
     if not is_entry(target):
@@ -59,6 +101,18 @@ def check_target(target: Path, *, overwrite: bool, markers: tuple[str, ...] = MA
     if is_link(target) or not is_folder(target):
         raise UsageError(
             "the target is not a folder", where=str(target), fix="remove it yourself, or choose another name"
+        )
+    if os.path.ismount(target):
+        raise UsageError(
+            "the target is where a file system is mounted, so it cannot be replaced",
+            where=str(target),
+            fix="choose a folder in it",
+        )
+    if _is_where_we_are(target):
+        raise UsageError(
+            "the target is, or holds, the current folder, which would be gone when it is replaced",
+            where=str(target),
+            fix="start from another folder",
         )
     if any(target.iterdir()) and not any(is_file(target / name) for name in markers):
         raise UsageError(
@@ -120,6 +174,33 @@ def publish(work: Path, target: Path) -> None:
                 "another run published this target meanwhile", where=str(target), fix="look at it, then run again"
             ) from err
         raise
+
+
+def _name_nbytes(target: Path) -> int:
+    """The bytes of a name on disk. Raises UsageError for one that cannot be written down."""
+    try:
+        name = os.fsencode(target.name)
+    except UnicodeEncodeError:
+        name = b"\0"
+    if b"\0" in name:
+        raise UsageError("no file can have this name", where=repr(str(target)), fix="choose another name")
+    return len(name)
+
+
+def _longest_name(folder: Path) -> int:
+    """The bytes that a target's name may have there."""
+    try:
+        most = os.pathconf(folder, "PC_NAME_MAX")
+    except (AttributeError, OSError, ValueError):
+        most = USUAL_NAME_NBYTES
+    return most - ADDED_NBYTES
+
+
+def _is_where_we_are(target: Path) -> bool:
+    try:
+        return real_path(Path.cwd()).is_relative_to(real_path(target))
+    except FileNotFoundError:
+        return False
 
 
 def _roll_back(work: Path, target: Path) -> None:

@@ -37,6 +37,7 @@ def sign_package(package: Path, signature: Path, private_key: Path) -> None:
     check_signing_key(private_key)
     library = _library("signing a package")
     beside = signature.with_name(f".{signature.name}.tmp")
+    beside.unlink(missing_ok=True)  # nothing is written through a link that lies there
     try:
         config = library.signing.Config().use_elliptic_key_signer(private_key=private_key)
         config.set_hashing_config(_hashing(library, package, signature, beside)).sign(package, beside)

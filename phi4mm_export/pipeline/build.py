@@ -7,7 +7,7 @@ Everything happens in one staging folder; finished stages are used again by cont
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from phi4mm_export.package.manifest import (
 )
 from phi4mm_export.package.manifest_read import read_manifest
 from phi4mm_export.package.model_card import CARD_FILE
-from phi4mm_export.package.publish import check_target, staged
+from phi4mm_export.package.publish import check_apart, check_target, staged
 from phi4mm_export.package.source_card import LICENSE_FILES, SourceCard, read_source_card
 from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
 from phi4mm_export.package.write import WrittenFile, write_file
@@ -47,7 +47,7 @@ from phi4mm_export.quant.settings import Method
 from phi4mm_export.spec.build_recipe import AGAINST_MODEL, BuildRecipe, check_places
 from phi4mm_export.spec.build_recipe_read import read_recipe
 from phi4mm_export.spec.model import Role
-from phi4mm_export.spec.on_disk import home_expanded
+from phi4mm_export.spec.on_disk import home_expanded, is_file
 
 EXPORT = "export"
 OnStage = Callable[[str], None]
@@ -153,6 +153,12 @@ def build(
     output = home_expanded(_given(target or chosen.output, "output", "-o OUT")).absolute()
     check_target(output, overwrite=how.overwrite)
     source = str(_given(model or chosen.model, "model", "--model MODEL"))
+    own = recipe if isinstance(recipe, str | Path) and is_file(Path(recipe)) else None
+    check_apart(
+        output,
+        reads=(own, source, *(adapter_paths or {}).values(), how.statistics, *_read_by(chosen)),
+        writes=(how.work_dir, how.save_statistics),
+    )
     with ExitStack() as stack:
         opened = stack.enter_context(
             open_model(
@@ -197,6 +203,16 @@ def _with_rotation(recipe: BuildRecipe) -> BuildRecipe:
         for part, each in recipe.quantize.items()
     }
     return replace(recipe, quantize=quantize)
+
+
+def _read_by(recipe: BuildRecipe) -> Iterator[str | None]:
+    """The samples, requests and packages that a recipe names."""
+    yield recipe.calibration
+    yield recipe.evaluate.against
+    for choices in recipe.quantize.values():
+        yield choices.calibration
+    for texts in recipe.evaluate.sources(str).values():
+        yield from texts
 
 
 def _given(value: str | Path | None, key: str, option: str) -> str | Path:

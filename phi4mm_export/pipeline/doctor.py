@@ -26,7 +26,7 @@ from phi4mm_export.package.manifest import (
     changed_manifest,
     manifest_documents,
 )
-from phi4mm_export.package.publish import check_target, staged
+from phi4mm_export.package.publish import check_apart, check_target, staged
 from phi4mm_export.package.repack import repack
 from phi4mm_export.package.scan import Entry, EntryKind, scan
 from phi4mm_export.package.write import hashed
@@ -110,9 +110,11 @@ def doctor(
 
 def _check_target(folder: Path, target: Path, *, overwrite: bool) -> None:
     """Refuse a target before the package is read."""
-    if target.is_relative_to(real_path(folder)) and target != real_path(folder):
+    home, place = real_path(folder), real_path(target)
+    if place.is_relative_to(home) and place != home:
         raise UsageError("the target lies inside the package", where=str(target), fix="choose another place")
     check_target(target, overwrite=overwrite)
+    check_apart(target, replaced=folder)
 
 
 def _examine(opened: OpenedPackage) -> tuple[list[Finding], Manifest | None]:

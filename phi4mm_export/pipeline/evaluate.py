@@ -16,7 +16,7 @@ from phi4mm_export.checks.evaluation import Evaluation, Mode, judge, summaries
 from phi4mm_export.checks.text_probes import Fields, read_fields, read_references, refuse_unknown
 from phi4mm_export.errors import UsageError
 from phi4mm_export.package.given_folders import WORK_DIR, made_folder
-from phi4mm_export.package.publish import check_target
+from phi4mm_export.package.publish import check_apart, check_target
 from phi4mm_export.pipeline.evaluate_against import float_package
 from phi4mm_export.pipeline.evaluate_inputs import Asked, Sources, ask_all
 from phi4mm_export.pipeline.evaluate_report import REPORT_MARKERS, write_report
@@ -77,6 +77,7 @@ def evaluate(
     target = None if report is None else home_expanded(report).absolute()
     if target is not None:
         check_target(target, overwrite=overwrite, markers=REPORT_MARKERS)
+        check_apart(target, reads=(package, against))
     parent = None if work_dir is None else made_folder(Path(work_dir), WORK_DIR)
     opened, chosen = open_package(package), Provider(provider)
     sources = Sources(_texts(images), _texts(audio), _texts(prompts), tuple(map(Path, text)), num_samples, seed)

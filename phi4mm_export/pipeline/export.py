@@ -19,7 +19,7 @@ from phi4mm_export.package.borrow import copy_borrowed, open_borrowed
 from phi4mm_export.package.configs import ConfigOptions, PackageConfigs, package_configs
 from phi4mm_export.package.kept import kept_data, waiting_nbytes
 from phi4mm_export.package.manifest import write_manifest
-from phi4mm_export.package.publish import check_target, staged
+from phi4mm_export.package.publish import check_apart, check_target, staged
 from phi4mm_export.package.resume import Resume
 from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES
 from phi4mm_export.package.write import DEFAULT_MEMORY_LIMIT, Effort, Placed, WrittenFile, write_file, write_graph
@@ -110,6 +110,7 @@ def export(
     target = home_expanded(output).absolute()
     check_target(target, overwrite=how.overwrite)
     adapter_paths = adapter_paths or {}
+    check_apart(target, reads=(model, *adapter_paths.values()), writes=(how.work_dir,), replaced=from_package)
     with ExitStack() as stack:
         opened = stack.enter_context(
             open_model(

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import UsageError
+from phi4mm_export.package.claim import remove
 from phi4mm_export.package.given_folders import WORK_DIR, made_folder
 from phi4mm_export.package.manifest import MANIFEST_FILE, Manifest, write_manifest
 from phi4mm_export.package.manifest_quantized import Quantized, digest_of, quantized_manifest
 from phi4mm_export.package.manifest_read import read_manifest
-from phi4mm_export.package.publish import staged
+from phi4mm_export.package.publish import KEPT, check_apart, kept_folder, left_folder, staged
 from phi4mm_export.package.publish_model import staged_model
 from phi4mm_export.package.replace_graph import copy_files, plan_copy
 from phi4mm_export.package.room import check_room
@@ -30,11 +31,13 @@ from phi4mm_export.quant.settings import CalibrationReader, LayerReport, Method,
 from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component
-from phi4mm_export.spec.on_disk import exists, is_entry, is_file, real_path
+from phi4mm_export.spec.on_disk import exists, is_entry, is_file, is_folder, is_link, real_path
 
 Progress = Callable[[QuantizeProgress], None]
 WORK_NAME = "phi4mm-work"
 """Our folder inside the one that --work-dir names."""
+IN_CLAIM = "quantize"
+"""Our folder among what a killed run leaves beside the target."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,7 @@ def carry_out(request: Request) -> QuantizeReport:
     check_limit(request.max_rel_l2)
     check_source(request.graph)
     target, package = request.target, request.package
-    if package is not None and target.is_relative_to(real_path(package.path)) and target != real_path(package.path):
-        raise UsageError("the target lies inside the source package", where=str(target), fix="choose another place")
+    check_target_apart(request)
     check_quantize_places(
         request.graph,
         request.settings,
@@ -120,7 +122,10 @@ def carry_out(request: Request) -> QuantizeReport:
         if source is not None:
             check_sample_source(source, request.component, option=option)
     open_target = staged if package is not None else staged_model
-    with open_target(target, overwrite=request.overwrite) as staging, work_folder(target, request.work_dir) as work:
+    with (
+        open_target(target, overwrite=request.overwrite, keep_left=True) as staging,
+        work_folder(staging, request.work_dir) as work,
+    ):
         samples = _samples(request, request.choice.calibration, request.choice.reader, fresh(work / "samples"))
         validation = _samples(request, request.choice.validation, None, fresh(work / "validation"))
         copied = _copy_around(request, staging)
@@ -135,6 +140,21 @@ def carry_out(request: Request) -> QuantizeReport:
             report = replace(report, files=(*report.files, *write_manifest(staging, manifest)))
             check_package(package.path, staging)
     return report
+
+
+def check_target_apart(request: Request) -> None:
+    """Refuse a target that lies in the source, or holds what the run reads or keeps. Raises UsageError."""
+    target, package, choice = request.target, request.package, request.choice
+    if package is not None:
+        home, place = real_path(package.path), real_path(target)
+        if place.is_relative_to(home) and place != home:
+            raise UsageError("the target lies inside the source package", where=str(target), fix="choose another place")
+    check_apart(
+        target,
+        reads=(choice.calibration, choice.validation, request.statistics),
+        writes=(request.work_dir, request.save_statistics),
+        replaced=None if package is None else package.path,
+    )
 
 
 def requantized_manifest(package: Path, report: QuantizeReport, statistics: Path | None) -> Manifest:
@@ -177,19 +197,22 @@ def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def work_folder(target: Path, given: Path | None) -> Iterator[Path]:
-    """Where finished layers are kept: the user's folder, or one beside the target that only a killed run leaves."""
+def work_folder(staging: Path, given: Path | None) -> Iterator[Path]:
+    """Where finished layers are kept: the user's folder, or one in the target's claim that only a killed run leaves."""
     if given is not None:
         own = made_folder(given, WORK_DIR) / WORK_NAME  # below it folders are emptied: only ours may be
         own.mkdir(exist_ok=True)
         yield own
         return
-    folder = target.parent / f".{target.name}.work"
-    folder.mkdir(exist_ok=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    folder, left = kept_folder(staging) / IN_CLAIM, left_folder(staging)
+    folder.parent.mkdir()
+    earlier = left / KEPT / IN_CLAIM
+    if is_folder(earlier) and not is_link(earlier):
+        earlier.rename(folder)
+    else:
+        folder.mkdir()
+    remove(left)
+    yield folder
 
 
 def fresh(folder: Path) -> Path:

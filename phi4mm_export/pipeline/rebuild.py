@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from phi4mm_export.errors import CheckpointError, ExitCode, PackageError, UsageError, some
+from phi4mm_export.package.claim import claimed
 from phi4mm_export.package.diff import Difference, Level
 from phi4mm_export.package.manifest import MANIFEST_FILE, SUMS_FILE, FileEntry, InputEntry, Manifest
 from phi4mm_export.package.manifest_quantized import digest_of
 from phi4mm_export.package.manifest_read import read_manifest
 from phi4mm_export.package.model_card import CARD_FILE
-from phi4mm_export.package.publish import check_target
+from phi4mm_export.package.publish import PACKAGE, check_apart, check_parent, check_target
 from phi4mm_export.pipeline.build import BuildResult, BuildSettings, Expected, OnBytes, OnStage, build
 from phi4mm_export.pipeline.build_quantize import OnLayer
 from phi4mm_export.pipeline.diff import diff
@@ -29,6 +29,8 @@ from phi4mm_export.spec.on_disk import home_expanded, is_file, is_folder, real_p
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 HERE = f"{MANIFEST_FILE}: build"
+REBUILT = "-rebuilt"
+"""Under the package's name with this ending it is built where it is not to be kept; nothing is published there."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,14 @@ def rebuild(
     _check_statistics(manifest, how.statistics)
     with ExitStack() as stack:
         if target is None:
-            scratch = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix=".phi4mm-rebuild-", dir=real_path(folder).parent)
-            )
-            place = Path(scratch) / "package"
+            beside = real_path(folder).with_name(f"{real_path(folder).name}{REBUILT}")
+            check_parent(beside)
+            place = stack.enter_context(claimed(beside)).work / PACKAGE
         else:
             place = home_expanded(target).absolute()
             check_target(place, overwrite=how.overwrite)
             _refuse_itself(folder, place)
+            check_apart(place, reads=(folder,))
         result = build(
             recipe,
             place,

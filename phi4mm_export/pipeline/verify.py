@@ -16,6 +16,7 @@ from phi4mm_export.errors import ExitCode, UsageError
 from phi4mm_export.package.given_folders import check_file_to_write
 from phi4mm_export.package.lock_file import LockFile, lock_bytes, lock_of, read_lock
 from phi4mm_export.package.manifest import MANIFEST_FILE, SUMS_FILE, Manifest
+from phi4mm_export.package.replace import replace_files
 from phi4mm_export.package.scan import EntryKind, scan
 from phi4mm_export.package.signing import (
     SignatureMismatchError,
@@ -123,7 +124,7 @@ def verify(
     own = [(folder / name).stat().st_size for name in (MANIFEST_FILE, SUMS_FILE) if is_file(folder / name)]
     manifest, done, written = claims.manifest, not faults, []
     if write_lock is not None and manifest is not None and done:
-        _replace(Path(write_lock), lock_bytes(lock_of(manifest)))
+        replace_files(Path(write_lock).parent, {Path(write_lock).name: lock_bytes(lock_of(manifest))})
         written.append(os.fspath(write_lock))
     if sign is not None and done:
         sign_package(folder, target, Path(sign))
@@ -254,12 +255,3 @@ def _signature(folder: Path, signature: Path, public_key: Path) -> list[FileFaul
         text = f"not a signature of this package by this key: {err}"
         return [FileFault(FaultKind.SIGNATURE, signature.name, text, fix="ask the signer for the package again")]
     return []
-
-
-def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        beside.write_bytes(data)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

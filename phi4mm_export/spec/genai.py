@@ -225,7 +225,9 @@ class GenaiConfigGenerator:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f".{target.name}.tmp")
         try:
-            beside.write_bytes(json_bytes(self.generate()))
+            beside.unlink(missing_ok=True)  # nothing is written through a link that lies there
+            with beside.open("xb") as file:
+                file.write(json_bytes(self.generate()))
             beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)

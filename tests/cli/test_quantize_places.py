@@ -65,12 +65,14 @@ def test_folders_that_cannot_serve_are_refused_before_a_sample_is_read(
 
 def test_what_a_killed_run_left_is_used_by_the_next_and_removed(model: Path, feeds: Path, tmp_path: Path) -> None:
     first = quantize(model, tmp_path / "first.onnx", calibration=feeds, work_dir=tmp_path / "kept")
-    (tmp_path / "kept" / "phi4mm-work").rename(tmp_path / ".second.onnx.work")
-    (tmp_path / ".second.onnx.work" / "samples" / "half").write_bytes(b"of a sample")
+    left = tmp_path / ".second.onnx.staging" / "0123456789abcdef" / "kept" / "quantize"
+    left.parent.mkdir(parents=True)
+    (tmp_path / "kept" / "phi4mm-work").rename(left)
+    (left / "samples" / "half").write_bytes(b"of a sample")
     second = quantize(model, tmp_path / "second.onnx", calibration=feeds)
     assert (first.reused, second.reused) == (0, 2)
     assert (tmp_path / "first.onnx.data").read_bytes() == (tmp_path / "second.onnx.data").read_bytes()
-    assert ".second.onnx.work" not in names(tmp_path)
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
 
 
 def test_kept_statistics_give_the_same_bytes_without_samples(model: Path, feeds: Path, tmp_path: Path) -> None:
