@@ -59,9 +59,7 @@ def package_files(folder: Path) -> dict[str, int]:
     Raises as `scan`.
     """
     names = [entry.name for entry in scan(folder).values() if entry.kind in (EntryKind.FILE, EntryKind.LINK)]
-    return {
-        name: (folder / name).stat().st_size for name in names if not is_left_over(name) and is_file(folder / name)
-    }
+    return {name: (folder / name).stat().st_size for name in names if not is_left_over(name) and is_file(folder / name)}
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[Entry]:
