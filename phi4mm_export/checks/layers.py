@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from phi4mm_export.checks.fidelity import fidelity
 from phi4mm_export.runtime.probes import ProbedGraph, names_read
+from phi4mm_export.weights.rotation import is_rotation
 
 if TYPE_CHECKING:
     import onnx
@@ -71,8 +72,15 @@ class LayerImpact:
 
 
 def find_layers(model: onnx.ModelProto) -> dict[str, Layer]:
-    """The layers of a graph with weights of their own, in the order they are computed."""
-    weights = {tensor.name: tensor for tensor in model.graph.initializer if _elements(tensor) >= LEAST_ELEMENTS}
+    """The layers of a graph with weights of their own, in the order they are computed.
+
+    The matrix by which a graph rotates the inputs of many layers is no weight of theirs.
+    """
+    weights = {
+        tensor.name: tensor
+        for tensor in model.graph.initializer
+        if _elements(tensor) >= LEAST_ELEMENTS and not is_rotation(tensor.name)
+    }
     members: dict[str, list[onnx.NodeProto]] = {}
     for node in model.graph.node:
         folder = _folder(node)

@@ -36,6 +36,14 @@ def rotation_size(channels: int) -> int:
     return size if size >= MIN_ROTATED else 0
 
 
+def is_rotation(name: str) -> bool:
+    """Whether a graph's constant of this name is a rotation.
+
+    An export calls it `rotation.SIZE`, `phi4mm quantize` calls it `phi4mm.rotation.SIZE.TYPE`.
+    """
+    return name.startswith(("rotation.", "phi4mm.rotation."))
+
+
 def rotated(x: F64, size: int) -> F64:
     """R x for x [K, N], K a multiple of `size`; only additions and multiplications of single elements."""
     result = np.empty(x.shape)

@@ -128,3 +128,17 @@ def test_a_graph_that_cannot_be_cut_names_its_file(tmp_path: Path) -> None:
 def test_nothing_is_written_beside_the_graph(tmp_path: Path) -> None:
     compared(tmp_path, spoilt=1).errors()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["float.data", "float.onnx", "found.data", "found.onnx"]
+
+
+def test_the_matrix_that_rotates_inputs_is_no_weight_of_a_layer() -> None:
+    codes = numpy_helper.from_array(np.zeros((8, 1, 16), np.uint8), "layer.qweight")
+    turn = numpy_helper.from_array(np.eye(16, dtype=np.float32), "rotation.16")
+    nodes = [
+        helper.make_node("MatMul", ["x", "rotation.16"], ["t"], name="model/layer/MatMul"),
+        helper.make_node(
+            "MatMulNBits", ["t", "layer.qweight"], ["y"], name="model/layer/MatMulNBits", domain="com.microsoft", bits=8
+        ),
+    ]
+    graph = helper.make_graph(nodes, "g", [], [], [codes, turn])
+    (layer,) = find_layers(helper.make_model(graph)).values()
+    assert (layer.operator, layer.bits, layer.nbytes) == ("MatMulNBits", 8, 128)
