@@ -190,5 +190,5 @@ def _inline(tensor: onnx.TensorProto, place: str) -> bytes:
         return b"\0".join(tensor.string_data)
     try:
         return bytes(onnx.numpy_helper.to_array(tensor).tobytes())
-    except (ValueError, TypeError) as err:
+    except (ValueError, TypeError, KeyError) as err:
         raise PackageError(f"the values do not fit dims and type: {err}", where=place) from err

@@ -92,6 +92,11 @@ class Graph:
             tensor = inlined(tensor, self.path, f"{self.path.name}: {name}")
         try:
             return np.asarray(numpy_helper.to_array(tensor))
+        except KeyError as err:
+            raise CheckpointError(
+                f"the tensor's element type is number {tensor.data_type}, which ONNX does not know",
+                where=f"{self.path.name}: {name}",
+            ) from err
         except (ValueError, TypeError) as err:
             raise CheckpointError(
                 f"the tensor's data do not fit its shape {list(tensor.dims)}", where=f"{self.path.name}: {name}"

@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 from phi4mm_export.errors import CheckpointError
 from phi4mm_export.quant.engine import Method, QuantSettings, quantize_graph
+from phi4mm_export.quant.graph import read_graph
 from tests.quantize.small_graphs import Reader, feeds, matrix, nodes_of, relative, run, save, two_layers
 
 
@@ -168,3 +169,13 @@ def test_weights_too_small_for_the_element_type_of_their_scales_are_refused(tmp_
     settings = QuantSettings(method=method, bits=8)
     with pytest.raises(CheckpointError, match=r"m.onnx: w: the largest value is .*, too small for scales in float16"):
         quantize_graph(source, tmp_path / "q.onnx", reader=Reader(given), settings=settings)
+
+
+def test_a_constant_of_an_unknown_element_type_is_refused_by_name(tmp_path: Path) -> None:
+    tensor = onnx.TensorProto(name="w", dims=[2], data_type=33, raw_data=bytes(8))
+    node = helper.make_node("Identity", ["w"], ["y"])
+    output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [], [output], [tensor])), path)
+    with pytest.raises(CheckpointError, match=r"m\.onnx: w: .*33"):
+        read_graph(path).constant("w")
