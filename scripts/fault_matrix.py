@@ -40,9 +40,10 @@ from phi4mm_export.pipeline.doctor import doctor
 from phi4mm_export.pipeline.export import ExportSettings, export
 from phi4mm_export.pipeline.quantize import quantize
 from phi4mm_export.pipeline.synth import synth
-from phi4mm_export.spec.build_recipe import BuildRecipe, QuantizeChoices, QuantizeMethod
+from phi4mm_export.spec.build_recipe import BuildRecipe, QuantizeChoices
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.genai import CONFIG_FILE
+from phi4mm_export.spec.quantization import Method
 from phi4mm_export.spec.recipe import Recipe
 
 DONE, REFUSED, BROKEN = 0, 6, 1
@@ -109,7 +110,7 @@ def _jobs(folder: Path) -> dict[str, Callable[[Path], object]]:
         return quantize(source(), target, overwrite=True, **options)
 
     def built(target: Path) -> object:
-        recipe = BuildRecipe(quantize={Component.SPEECH: QuantizeChoices(QuantizeMethod.RTN, bits=8)})
+        recipe = BuildRecipe(quantize={Component.SPEECH: QuantizeChoices(Method.RTN, bits=8)})
         return build(recipe, target, model=checkpoint, settings=BuildSettings(overwrite=True, jobs=1))
 
     def corrected(target: Path) -> object:

@@ -14,7 +14,7 @@ from onnxscript import OpBuilder, nn
 from phi4mm_export.graphs import fused
 from phi4mm_export.spec.contract import FloatType
 from phi4mm_export.spec.recipe import Blockwise, WeightFormat
-from phi4mm_export.weights.rotation import rotation_matrix, rotation_size
+from phi4mm_export.weights.rotation import EXPORTED_NAME, rotation_matrix, rotation_size
 
 ONNX_FLOAT = {FloatType.FLOAT32: ir.DataType.FLOAT, FloatType.FLOAT16: ir.DataType.FLOAT16}
 
@@ -70,7 +70,7 @@ def rotation_of(width: int, fmt: WeightFormat) -> int:
 def rotate(op: OpBuilder, x: ir.Value, size: int) -> ir.Value:
     """x R' for R of weights/rotation.py, every `size` channels alike.  [B, S, K] -> [B, S, K]."""
     dtype, width = fused.dtype_of(x), fused.dims_of(x)[-1]
-    name = f"rotation.{size}"
+    name = f"{EXPORTED_NAME}{size}"
     matrix = op.builder.root.graph.initializers.get(name)
     if matrix is None:
         values = rotation_matrix(size).astype(dtype.numpy())

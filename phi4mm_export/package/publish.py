@@ -71,12 +71,14 @@ def check_apart(
     """Refuse a target that would take something along with it when it is replaced. Raises UsageError.
 
     reads: files, folders and globs that the run reads. writes: where it keeps something else. Neither may be the target
-    or lie in it. replaced: a package that may be replaced by its own new form, but may not lie deeper in the target.
+    or lie in it. replaced: a package that may be replaced by its own new form; neither may lie deeper in the other.
     """
     home = real_path(target)
     read = [path for path in reads if path is not None and (GLOB & set(str(path)) or exists(home_expanded(path)))]
     others = [home_expanded(path) for path in (*read, *writes) if path is not None]
     if replaced is not None and real_path(replaced) != home:
+        if home.is_relative_to(real_path(replaced)):
+            raise UsageError("the target lies inside the source", where=str(target), fix="choose another place")
         others.append(replaced)
     for path in others:
         if real_path(path).is_relative_to(home):

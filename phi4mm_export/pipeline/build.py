@@ -43,7 +43,6 @@ from phi4mm_export.pipeline.build_stages import Stage, Stages, deliver, open_sta
 from phi4mm_export.pipeline.export import ExportSettings, check_staged, export, model_id
 from phi4mm_export.pipeline.export_source import OpenedModel, open_model
 from phi4mm_export.pipeline.quantize import default_rotation
-from phi4mm_export.quant.settings import Method
 from phi4mm_export.spec.build_recipe import AGAINST_MODEL, BuildRecipe, check_places
 from phi4mm_export.spec.build_recipe_read import read_recipe
 from phi4mm_export.spec.model import Role
@@ -197,9 +196,7 @@ def build(
 def _with_rotation(recipe: BuildRecipe) -> BuildRecipe:
     """The recipe with the quantizer's own answer to whether inputs are rotated, where it gives none."""
     quantize = {
-        part: each
-        if each.rotate is not None
-        else replace(each, rotate=default_rotation(part, Method(each.method.value)))
+        part: each if each.rotate is not None else replace(each, rotate=default_rotation(part, each.method))
         for part, each in recipe.quantize.items()
     }
     return replace(recipe, quantize=quantize)

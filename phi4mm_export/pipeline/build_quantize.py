@@ -23,7 +23,7 @@ from phi4mm_export.pipeline.quantize_gate import Fidelity, GateReport
 from phi4mm_export.pipeline.quantize_job import Job, QuantizeProgress, run_job
 from phi4mm_export.pipeline.quantize_samples import open_samples
 from phi4mm_export.pipeline.quantize_write import QuantizeReport, fresh, report_of, requantized_manifest
-from phi4mm_export.quant.settings import Method, QuantSettings
+from phi4mm_export.quant.settings import QuantSettings
 from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage, open_package
 from phi4mm_export.spec.build_recipe import QuantizeChoices
@@ -159,7 +159,7 @@ def _check_expected(step: QuantizeStep, samples: Samples | None) -> None:
 
 def _settings(step: QuantizeStep, package: RunPackage) -> QuantSettings:
     choices = step.choices
-    level, rotate, method = choices.accuracy_level, choices.rotate, Method(choices.method.value)
+    level, rotate, method = choices.accuracy_level, choices.rotate, choices.method
     return QuantSettings(
         method=method,
         bits=choices.bits,

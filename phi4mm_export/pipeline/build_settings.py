@@ -12,9 +12,10 @@ from phi4mm_export.package.manifest import InputEntry
 from phi4mm_export.pipeline.quantize_places import check_statistics
 from phi4mm_export.pipeline.quantize_samples import check_sample_source
 from phi4mm_export.runtime.calibration_sources import SampleKind, find_files
-from phi4mm_export.spec.build_recipe import AGAINST_MODEL, AGAINST_NONE, BuildRecipe, QuantizeMethod
+from phi4mm_export.spec.build_recipe import AGAINST_MODEL, AGAINST_NONE, BuildRecipe
 from phi4mm_export.spec.contract import Component
 from phi4mm_export.spec.on_disk import found_at, home_expanded, is_file, is_folder
+from phi4mm_export.spec.quantization import Method
 
 REQUEST_KINDS = {"images": SampleKind.IMAGE, "audio": SampleKind.AUDIO, "prompts": SampleKind.PROMPT}
 """What the files under each key of the table [evaluate] hold."""
@@ -62,7 +63,7 @@ def check_folders(recipe: BuildRecipe, how: BuildSettings) -> None:
     if how.work_dir is not None:
         check_folder(how.work_dir, WORK_DIR)
     for component, choices in recipe.quantize.items():
-        if choices.method is not QuantizeMethod.GPTQ:
+        if choices.method is not Method.GPTQ:
             continue
         kept, place = statistics_of(how.statistics, component), statistics_of(how.save_statistics, component)
         if kept is not None and not is_folder(kept):
@@ -78,7 +79,7 @@ def check_sources(recipe: BuildRecipe) -> None:
     """Raise UsageError for samples, requests and a float package that are not there, before hours of work."""
     for component, choices in recipe.quantize.items():
         source = choices.calibration or recipe.calibration
-        if source is not None and choices.method is QuantizeMethod.GPTQ:
+        if source is not None and choices.method is Method.GPTQ:
             check_sample_source(source, component)
     evaluate = recipe.evaluate
     if evaluate.against == AGAINST_NONE:

@@ -16,7 +16,7 @@ from phi4mm_export.checks.files import compare_files
 from phi4mm_export.checks.opened import OpenedPackage, open_package
 from phi4mm_export.checks.report import Finding, most_severe_first
 from phi4mm_export.checks.static import check_package, config_provider
-from phi4mm_export.errors import ExitCode, PackageError, UsageError
+from phi4mm_export.errors import ExitCode, PackageError
 from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.manifest import (
     MANIFEST_FILE,
@@ -110,11 +110,8 @@ def doctor(
 
 def _check_target(folder: Path, target: Path, *, overwrite: bool) -> None:
     """Refuse a target before the package is read."""
-    home, place = real_path(folder), real_path(target)
-    if place.is_relative_to(home) and place != home:
-        raise UsageError("the target lies inside the package", where=str(target), fix="choose another place")
-    check_target(target, overwrite=overwrite)
     check_apart(target, replaced=folder)
+    check_target(target, overwrite=overwrite)
 
 
 def _examine(opened: OpenedPackage) -> tuple[list[Finding], Manifest | None]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phi4mm_export.errors import UsageError
 from phi4mm_export.package.claim import remove
 from phi4mm_export.package.given_folders import WORK_DIR, made_folder
 from phi4mm_export.package.manifest import MANIFEST_FILE, Manifest, write_manifest
@@ -31,7 +30,7 @@ from phi4mm_export.quant.settings import CalibrationReader, LayerReport, Method,
 from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component
-from phi4mm_export.spec.on_disk import exists, is_entry, is_file, is_folder, is_link, real_path
+from phi4mm_export.spec.on_disk import exists, is_entry, is_file, is_folder, is_link
 
 Progress = Callable[[QuantizeProgress], None]
 WORK_NAME = "phi4mm-work"
@@ -145,10 +144,6 @@ def carry_out(request: Request) -> QuantizeReport:
 def check_target_apart(request: Request) -> None:
     """Refuse a target that lies in the source, or holds what the run reads or keeps. Raises UsageError."""
     target, package, choice = request.target, request.package, request.choice
-    if package is not None:
-        home, place = real_path(package.path), real_path(target)
-        if place.is_relative_to(home) and place != home:
-            raise UsageError("the target lies inside the source package", where=str(target), fix="choose another place")
     check_apart(
         target,
         reads=(choice.calibration, choice.validation, request.statistics),

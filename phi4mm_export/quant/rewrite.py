@@ -20,7 +20,7 @@ from phi4mm_export.quant.padding import Padding
 from phi4mm_export.quant.sites import Site
 from phi4mm_export.spec.contract import data_file_name
 from phi4mm_export.weights.packing import pack
-from phi4mm_export.weights.rotation import rotation_matrix
+from phi4mm_export.weights.rotation import QUANTIZED_NAME, rotation_matrix
 from phi4mm_export.weights.streams import TensorSpec
 
 if TYPE_CHECKING:
@@ -82,12 +82,12 @@ class Replacement:
     @property
     def matrix_name(self) -> str:
         """The rotation matrix."""
-        return f"phi4mm.rotation.{self.grid.rotation}.{self.site.float_type}{self.ending}"
+        return f"{QUANTIZED_NAME}{self.grid.rotation}.{self.site.float_type}{self.ending}"
 
     @property
     def groups_name(self) -> str:
         """The shape of rotated rows."""
-        return f"phi4mm.rotation.{self.grid.rotation}.groups{self.ending}"
+        return f"{QUANTIZED_NAME}{self.grid.rotation}.groups{self.ending}"
 
     @property
     def new_names(self) -> tuple[str, ...]:

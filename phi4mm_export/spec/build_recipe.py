@@ -16,7 +16,7 @@ from phi4mm_export.errors import UsageError
 from phi4mm_export.spec.contract import Component, PackageLayout, Provider
 from phi4mm_export.spec.model import Role
 from phi4mm_export.spec.on_disk import home_expanded, is_folder
-from phi4mm_export.spec.quantization import Order
+from phi4mm_export.spec.quantization import Method, Order
 from phi4mm_export.spec.recipe import INT4_BLOCK, INT8_BLOCK, LoraForm, Precision, Recipe
 
 BUILTIN = "builtin"
@@ -42,13 +42,6 @@ class HeadOfTwo(StrEnum):
 
     STORED = "stored"
     TIED = "tied"
-
-
-class QuantizeMethod(StrEnum):
-    """How the codes are chosen."""
-
-    GPTQ = "gptq"
-    RTN = "rtn"
 
 
 @dataclass(frozen=True)
@@ -99,7 +92,7 @@ class QuantizeChoices:
     calibration: samples of this graph alone, in place of the recipe's; max_rel_l2: the gate on samples left out.
     """
 
-    method: QuantizeMethod = QuantizeMethod.GPTQ
+    method: Method = Method.GPTQ
     bits: int = 4
     block_size: int | None = None
     symmetric: bool = True
@@ -285,7 +278,7 @@ def check_places(recipe: BuildRecipe, *, with_statistics: bool = False) -> None:
                 fix='store the table in integers with export.embedding_precision = "int8"',
             )
         samples = choices.calibration or recipe.calibration or with_statistics
-        if choices.method is QuantizeMethod.GPTQ and not samples:
+        if choices.method is Method.GPTQ and not samples:
             raise UsageError(
                 f"the recipe calibrates the {component} graph, and no samples were given",
                 where=f"{recipe.name}: calibration",

@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from phi4mm_export.errors import UsageError
-from phi4mm_export.spec.build_recipe import AdapterChoice, HeadOfTwo, QuantizeMethod
+from phi4mm_export.spec.build_recipe import AdapterChoice, HeadOfTwo
 from phi4mm_export.spec.contract import PackageLayout, Provider
-from phi4mm_export.spec.quantization import Order
+from phi4mm_export.spec.quantization import Method, Order
 from phi4mm_export.spec.recipe import BLOCK_SIZES, LoraForm, Precision
 from phi4mm_export.spec.sizes import parse_bytes
 
@@ -140,7 +140,7 @@ EXPORT = {
     "head": _one_of(HeadOfTwo),
 }
 QUANTIZE = {
-    "method": _one_of(QuantizeMethod),
+    "method": _one_of(Method, Method.NONE),
     "bits": _choice((4, 8)),
     "block_size": _choice(BLOCK_SIZES),
     "symmetric": TRUTH,

@@ -23,6 +23,8 @@ TILE_ROWS, TILE_COLUMNS = 128, 512
 """Of what is worked on together; it stays in a core's cache. Whole groups: every size divides the rows."""
 MIN_ROTATED = 16
 """Below this many mixing does not help."""
+EXPORTED_NAME, QUANTIZED_NAME = "rotation.", "phi4mm.rotation."
+"""How constants of a rotation begin, in a graph of the export and of `phi4mm quantize`; the size follows."""
 _SEED = 128
 Floats = NDArray[Any]
 """float32 or float64."""
@@ -37,11 +39,8 @@ def rotation_size(channels: int) -> int:
 
 
 def is_rotation(name: str) -> bool:
-    """Whether a graph's constant of this name is a rotation.
-
-    An export calls it `rotation.SIZE`, `phi4mm quantize` calls it `phi4mm.rotation.SIZE.TYPE`.
-    """
-    return name.startswith(("rotation.", "phi4mm.rotation."))
+    """Whether a graph's constant of this name is a rotation."""
+    return name.startswith((EXPORTED_NAME, QUANTIZED_NAME))
 
 
 def rotated(x: F64, size: int) -> F64:

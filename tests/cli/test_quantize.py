@@ -36,16 +36,6 @@ def output_error(model: Path, found: Path, feeds: Path) -> float:
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "in" / "model.onnx")
-
-
-@pytest.fixture
-def feeds(tmp_path: Path) -> Path:
-    return write_feeds(tmp_path / "feeds", 9)
-
-
 def test_a_plain_model_becomes_a_valid_smaller_one_that_computes_nearly_the_same(
     model: Path, feeds: Path, tmp_path: Path
 ) -> None:

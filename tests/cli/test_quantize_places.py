@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.plain_models import write_feeds, write_model
+from support.plain_models import write_model
 from typer.testing import CliRunner, Result
 
 from phi4mm_export.cli.app import app
@@ -20,16 +20,6 @@ def typed(*arguments: object) -> Result:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "in" / "model.onnx")
-
-
-@pytest.fixture
-def feeds(tmp_path: Path) -> Path:
-    return write_feeds(tmp_path / "feeds", 9)
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,10 @@ from phi4mm_export.pipeline.plan import plan
 from phi4mm_export.pipeline.rebuild import rebuild
 from phi4mm_export.pipeline.validate import validate
 from phi4mm_export.pipeline.verify import verify
-from phi4mm_export.spec.build_recipe import BuildRecipe, QuantizeChoices, QuantizeMethod
+from phi4mm_export.spec.build_recipe import BuildRecipe, QuantizeChoices
 from phi4mm_export.spec.build_recipe_read import read_recipe, recipe_names
 from phi4mm_export.spec.contract import Component
+from phi4mm_export.spec.quantization import Method
 
 
 def run(*arguments: object) -> Result:
@@ -195,7 +196,7 @@ def test_every_named_recipe_can_be_exported(name: str, tiny_checkpoint: Path) ->
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 def test_a_killed_build_goes_on_after_the_stages_that_it_had_finished(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    recipe = BuildRecipe(quantize={Component.SPEECH: QuantizeChoices(QuantizeMethod.RTN, bits=8)})
+    recipe = BuildRecipe(quantize={Component.SPEECH: QuantizeChoices(Method.RTN, bits=8)})
 
     def die(stage: str) -> None:
         if stage == "validating":
