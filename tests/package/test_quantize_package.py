@@ -192,8 +192,9 @@ def test_a_decoder_that_holds_integers_already_has_nothing_to_quantize(gated_pac
 
 
 def test_a_target_inside_the_source_package_is_refused(gated_package: Path) -> None:
-    with pytest.raises(UsageError, match="inside the source package"):
+    with pytest.raises(UsageError, match="the target lies inside the source"):
         quantize(gated_package, gated_package / "out", method="rtn")
+    assert not (gated_package / "out").exists()
 
 
 def test_a_package_can_be_replaced_by_its_own_quantized_form(gated_package: Path, tmp_path: Path) -> None:
