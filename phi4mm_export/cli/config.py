@@ -25,7 +25,7 @@ def command(
         Path, typer.Option("--package", metavar="DIR", help="Folder with the graphs; the files are written there.")
     ],
     ep: Annotated[str, typer.Option("--ep", "--provider", metavar="cpu|cuda", help="Execution provider.")] = "cpu",
-    device_id: Annotated[int, typer.Option("--device-id", help="CUDA device; only 0 is possible.")] = 0,
+    device_id: Annotated[int, typer.Option("--device-id", "--device", help="CUDA device; only 0 is possible.")] = 0,
     max_length: options.MaxLength = None,
     memory_budget: options.MemoryBudget = None,
     release_arena: options.ReleaseArena = False,

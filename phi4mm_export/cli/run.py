@@ -40,7 +40,7 @@ def command(
     ep: Annotated[
         str | None, typer.Option("--ep", metavar="cpu|cuda", help="Provider in place of the package's own.")
     ] = None,
-    device: Annotated[int, typer.Option("--device", help="CUDA device; only 0 works.")] = 0,
+    device: Annotated[int, typer.Option("--device", "--device-id", help="CUDA device; only 0 works.")] = 0,
     system: Annotated[
         str | None, typer.Option("--system", metavar="TEXT", help="System text before the prompt.")
     ] = None,

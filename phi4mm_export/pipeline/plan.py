@@ -152,10 +152,7 @@ def _of_export(
     opened: OpenedForPlan, chosen: ExportPlan, adapter_paths: Mapping[Role, Path], how: PlanSettings
 ) -> PlanReport:
     checkpoint, recipe = opened.checkpoint, chosen.recipe
-    weights = [
-        graph_weights(graph.built.component, graph.built.model, recipe.provider)
-        for graph in chosen.graphs
-    ]  # fmt: skip
+    weights = [graph_weights(graph.built.component, graph.built.model, recipe.provider) for graph in chosen.graphs]
     dims = run_dims(checkpoint, recipe)
     settings = ExportSettings(max_length=how.max_length)
     configs, remark = expected_configs(opened.folder, checkpoint.config, config_options(chosen, settings))

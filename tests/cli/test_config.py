@@ -202,6 +202,7 @@ def test_what_is_neither_a_folder_nor_a_hub_id_is_refused_in_a_sentence(
     [
         (["--ep", "gpu"], 2, "CUDAExecutionProvider"),
         (["--ep", "cuda", "--device-id", "1"], 2, "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        (["--ep", "cuda", "--device", "1"], 2, "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
         (["--max-length", "131073"], 2, "131,072"),
         (["--max-length", "0"], 2, "131,072"),
         (["--memory-budget", "lots"], 2, "12GiB"),

@@ -82,6 +82,7 @@ def test_a_system_text_reaches_the_prompt(package: Path) -> None:
         (("-p", "Hi", "--image", "gone.png"), "gone.png: the file does not exist"),
         (("-p", "<|audio_1|>"), "--prompt: 0 audio files passed"),
         (("-p", "Hi", "--device", "1"), "CUDA_VISIBLE_DEVICES=1"),
+        (("-p", "Hi", "--device-id", "1"), "CUDA_VISIBLE_DEVICES=1"),
         (("-p", "Hi", "--ep", "tpu"), "cpu"),
         (("-p", "Hi", "--max-new-tokens", "0"), "--max-new-tokens"),
     ],
