@@ -17,6 +17,7 @@ from pathlib import Path
 
 FOLDERS = ("weights", "graphs", "quant")
 
+IN_TORCH = "runs with --torch-device alone, whose files are of the class same-machine"
 EXCEPTIONS: dict[tuple[str, str], str] = {
     # (file below the package, operation): the reason why it may stay
     ("weights/exact.py", "@"): "integers whose sums stay below 2**53: every order gives the same bits",
@@ -25,6 +26,9 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("quant/scales.py", "np.matmul"): "integers times one power of two a row, sums below 2**24: the same in any order",
     ("quant/hessian.py", "np.matmul"): "calibration: its result is the statistics, which are saved and locked",
     ("quant/sites.py", "np.prod"): "sizes, as int64",
+    ("quant/torch_device.py", "import torch"): IN_TORCH,
+    ("quant/torch_device.py", "@"): IN_TORCH,
+    ("quant/torch_device.py", ".sum()"): IN_TORCH,
     ("quant/finished.py", "np.savez"): "work files, read back by value; no published byte",
 }
 

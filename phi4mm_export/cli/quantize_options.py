@@ -68,4 +68,10 @@ SaveStatistics = Annotated[Path | None, typer.Option(metavar="DIR", help="Keep t
 Statistics = Annotated[Path | None, typer.Option(metavar="DIR", help="Use Hessians kept by an earlier run.")]
 QualityGate = Annotated[bool, typer.Option(help="Whether a bad result is refused with exit code 5.")]
 MaxRelL2 = Annotated[float, typer.Option(help="Largest relative L2 error of the output.")]
+TorchDevice = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE", help="Do gptq's linear algebra in torch there: cuda, cuda:1, cpu.", show_default=False
+    ),
+]
 WorkDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Keep finished layers there, also after an error.")]

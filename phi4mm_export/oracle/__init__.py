@@ -1,1 +1,1 @@
-"""The PyTorch reference: the only folder that imports torch or transformers."""
+"""The PyTorch reference: the folder that imports torch and transformers."""

@@ -29,13 +29,14 @@ RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 class Quantized:
     """What happened to one graph. entry: every choice, and the samples' digests; calibrated: whether samples or a
     foreign engine took part; exact: whether the solver's bits are those of every machine; statistics: digest of the
-    saved calibration used."""
+    saved calibration used; libraries: what else the bytes depend on."""
 
     graph: str
     entry: Mapping[str, Any]
     calibrated: bool
     exact: bool
     statistics: str | None = None
+    libraries: tuple[str, ...] = ()
 
     @property
     def reproducibility(self) -> Reproducibility:
@@ -55,7 +56,7 @@ def quantized_manifest(old: Manifest | None, files: Iterable[WrittenFile], done:
     earlier = [e for e in (old.quantization if old else ()) if e.get("component") != done.entry.get("component")]
     entry = {**done.entry, "statistics": done.statistics}
     quantization = tuple(sorted([*earlier, entry], key=lambda e: str(e.get("component"))))
-    libraries = library_versions((*LIBRARIES, *(RUNTIMES if done.calibrated else ())))
+    libraries = library_versions((*LIBRARIES, *(RUNTIMES if done.calibrated else ()), *done.libraries))
     entries = file_entries(files, classes)
     if old is None:
         return make_manifest(entries, quantization=quantization, libraries=libraries)

@@ -38,7 +38,7 @@ from phi4mm_export.pipeline.build_measure import EVALUATE, Measured, check_compa
 from phi4mm_export.pipeline.build_quantize import OnLayer, QuantizeStep, quantized, same_samples
 from phi4mm_export.pipeline.build_settings import BuildSettings as BuildSettings
 from phi4mm_export.pipeline.build_settings import Expected as Expected
-from phi4mm_export.pipeline.build_settings import check_folders, check_sources, statistics_of
+from phi4mm_export.pipeline.build_settings import check_devices, check_folders, check_sources, statistics_of
 from phi4mm_export.pipeline.build_stages import Stage, Stages, deliver, open_stages, stage_key
 from phi4mm_export.pipeline.export import ExportSettings, check_staged, export, model_id
 from phi4mm_export.pipeline.export_source import OpenedModel, open_model
@@ -143,6 +143,7 @@ def build(
     check_places(chosen, with_statistics=how.statistics is not None)
     check_folders(chosen, how)
     check_sources(chosen)
+    check_devices(chosen)
     if how.stream and chosen.evaluate.against == AGAINST_MODEL:
         raise UsageError(
             "a streamed model has no weights on disk that a package could be compared with",

@@ -176,7 +176,8 @@ def _settings(step: QuantizeStep, package: RunPackage) -> QuantSettings:
         accuracy_level=default_accuracy_level(package, step.component) if level is None else level,
         seed=choices.seed,
         jobs=step.jobs or default_jobs(),
-        exact=True,
+        exact=choices.torch_device is None,
+        torch_device=choices.torch_device,
     )
 
 

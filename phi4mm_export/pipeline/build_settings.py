@@ -11,6 +11,7 @@ from phi4mm_export.package.given_folders import WORK_DIR, check_folder
 from phi4mm_export.package.manifest import InputEntry
 from phi4mm_export.pipeline.quantize_places import check_statistics
 from phi4mm_export.pipeline.quantize_samples import check_sample_source
+from phi4mm_export.quant.torch_device import open_device
 from phi4mm_export.runtime.calibration_sources import SampleKind, find_files
 from phi4mm_export.spec.build_recipe import AGAINST_MODEL, AGAINST_NONE, BuildRecipe
 from phi4mm_export.spec.contract import Component
@@ -73,6 +74,21 @@ def check_folders(recipe: BuildRecipe, how: BuildSettings) -> None:
                 fix="name the folder that an earlier build was given as --save-statistics",
             )
         check_statistics(kept, place)
+
+
+def check_devices(recipe: BuildRecipe) -> None:
+    """Raise UsageError for a torch device that cannot be used, or would not be, before hours of work."""
+    for component, choices in recipe.quantize.items():
+        if choices.torch_device is None:
+            continue
+        place = f"{recipe.name}: quantize.{component}.torch_device"
+        if choices.method is not Method.GPTQ:
+            raise UsageError(
+                f"expected the method gptq beside a torch device, found {choices.method}",
+                where=place,
+                fix="leave torch_device out",
+            )
+        open_device(choices.torch_device, where=f"{place} {choices.torch_device}")
 
 
 def check_sources(recipe: BuildRecipe) -> None:

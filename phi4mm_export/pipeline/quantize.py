@@ -65,55 +65,55 @@ def quantize(
     statistics: str | Path | None = None,
     quality_gate: bool = True,
     max_rel_l2: float = DEFAULT_MAX_REL_L2,
+    torch_device: str | None = None,
     work_dir: str | Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> QuantizeReport:
     """Quantize one graph of a package (`source` a folder, `output` a new package) or a plain .onnx file.
 
-    reader: any object with `get_next()` in place of samples. budget: bytes for all quantized weights. Raises UsageError
-    for options and samples, QualityError by the gate, the others as their names say; then `output` is untouched.
+    reader: any object with `get_next()`. budget: bytes for all quantized weights. torch_device: where torch does gptq's
+    algebra. Raises UsageError for options and samples, QualityError by the gate, and others; then `output` stays.
     """
     check_arithmetic()
     kind, machine = _kind_of(method), _choice(Engine, engine, "engine")
-    choice = SampleChoice(calibration, reader, validation, num_samples, skip_unreadable)
-    _refuse_missing_samples(kind, choice, statistics)
+    samples = _enough(kind, SampleChoice(calibration, reader, validation, num_samples, skip_unreadable), statistics)
     package, graph, part = _open(home_expanded(source), component)
-    settings = QuantSettings(
-        method=kind,
-        bits=bits,
-        block_size=block_size or (INT4_BLOCK if bits == 4 else INT8_BLOCK),
-        symmetric=symmetric,
-        damp=damp,
-        order=_choice(Order, order, "order"),
-        sequential=sequential,
-        bias_correction=bias_correction,
-        rotate=default_rotation(part, kind, machine) if rotate is None else rotate,
-        pad_for_cuda=default_padding(package, machine) if pad_for_cuda is None else pad_for_cuda,
-        exclude=tuple(exclude),
-        include=tuple(include),
-        accuracy_level=default_accuracy_level(package, part) if accuracy_level is None else accuracy_level,
-        budget_nbytes=budget,
-        seed=seed,
-        jobs=jobs or default_jobs(),
+    request = Request(
+        graph=graph,
+        target=home_expanded(output).absolute(),
+        package=package,
+        component=part,
+        settings=QuantSettings(
+            method=kind,
+            bits=bits,
+            block_size=block_size or (INT4_BLOCK if bits == 4 else INT8_BLOCK),
+            symmetric=symmetric,
+            damp=damp,
+            order=_choice(Order, order, "order"),
+            sequential=sequential,
+            bias_correction=bias_correction,
+            rotate=default_rotation(part, kind, machine) if rotate is None else rotate,
+            pad_for_cuda=default_padding(package, machine) if pad_for_cuda is None else pad_for_cuda,
+            exclude=tuple(exclude),
+            include=tuple(include),
+            accuracy_level=default_accuracy_level(package, part) if accuracy_level is None else accuracy_level,
+            budget_nbytes=budget,
+            seed=seed,
+            jobs=jobs or default_jobs(),
+            exact=torch_device is None,
+            torch_device=torch_device,
+        ),
+        engine=machine,
+        algorithm=str(getattr(method, "value", method)),
+        choice=samples,
+        quality_gate=quality_gate,
+        max_rel_l2=max_rel_l2,
+        overwrite=overwrite,
+        progress=progress,
+        **_paths(statistics=statistics, save_statistics=save_statistics, work_dir=work_dir),
     )
-    return carry_out(
-        Request(
-            graph=graph,
-            target=home_expanded(output).absolute(),
-            package=package,
-            component=part,
-            settings=settings,
-            engine=machine,
-            algorithm=str(getattr(method, "value", method)),
-            choice=choice,
-            quality_gate=quality_gate,
-            max_rel_l2=max_rel_l2,
-            overwrite=overwrite,
-            progress=progress,
-            **_paths(statistics=statistics, save_statistics=save_statistics, work_dir=work_dir),
-        )
-    )
+    return carry_out(request)
 
 
 def default_accuracy_level(package: RunPackage | None, component: Component | None) -> int:
@@ -174,7 +174,8 @@ def _open(path: Path, component: Component | str | None) -> tuple[RunPackage | N
     return package, graph, part
 
 
-def _refuse_missing_samples(method: Method, choice: SampleChoice, statistics: str | Path | None) -> None:
+def _enough(method: Method, choice: SampleChoice, statistics: str | Path | None) -> SampleChoice:
+    """The samples, if the method has what it needs. Raises UsageError."""
     if choice.calibration is not None and choice.reader is not None:
         raise UsageError("samples were given twice, as a source and as a reader", where="--calibration", fix="give one")
     if choice.num_samples is not None and choice.num_samples < 1:
@@ -182,3 +183,4 @@ def _refuse_missing_samples(method: Method, choice: SampleChoice, statistics: st
     given = choice.calibration is not None or choice.reader is not None or statistics is not None
     if method is Method.GPTQ and not given:
         raise UsageError("gptq was asked for without calibration samples", where="--method gptq", fix=WHAT_GPTQ_NEEDS)
+    return choice

@@ -57,7 +57,7 @@ def check_engine(engine: Engine, algorithm: str, settings: QuantSettings) -> Non
             fix="use --engine native",
         )
     unheeded: dict[str, object] = {"--budget": settings.budget_nbytes, "--rotate": settings.rotate}
-    unheeded |= {"--pad-for-cuda": settings.pad_for_cuda}
+    unheeded |= {"--pad-for-cuda": settings.pad_for_cuda, "--torch-device": settings.torch_device}
     if engine is Engine.ONNXRUNTIME:
         damped = settings.damp != DEFAULT_DAMP
         unheeded |= {"--exclude": settings.exclude, "--include": settings.include, "--damp": damped}

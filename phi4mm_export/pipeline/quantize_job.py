@@ -127,7 +127,7 @@ def _unchanged(job: Job) -> QuantResult:
 def _rounded(job: Job) -> Path:
     """The same graph rounded to nearest in the same format, for comparison."""
     target = _fresh(job.work / "rounded") / job.target.name
-    settings = replace(job.settings, method=Method.RTN, rotate=False)
+    settings = replace(job.settings, method=Method.RTN, rotate=False, torch_device=None)
     quantize_graph(job.source, target, reader=None, settings=settings, progress=_named(job, "rounding"))
     return target
 

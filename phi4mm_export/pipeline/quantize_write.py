@@ -27,6 +27,7 @@ from phi4mm_export.pipeline.quantize_job import Job, JobResult, QuantizeProgress
 from phi4mm_export.pipeline.quantize_places import check_quantize_places
 from phi4mm_export.pipeline.quantize_samples import check_sample_source, foreign_samples, open_samples, unseen_modes
 from phi4mm_export.quant.settings import CalibrationReader, LayerReport, Method, QuantSettings
+from phi4mm_export.quant.torch_device import open_device
 from phi4mm_export.runtime.calibration_samples import Samples
 from phi4mm_export.runtime.package import RunPackage
 from phi4mm_export.spec.contract import Component
@@ -105,6 +106,8 @@ class Request:
 def carry_out(request: Request) -> QuantizeReport:
     """Quantize, judge and publish. Raises as `quantize`; after an error nothing stands under the target's name."""
     check_engine(request.engine, request.algorithm, request.settings)
+    if request.settings.torch_device is not None:
+        open_device(request.settings.torch_device)
     check_limit(request.max_rel_l2)
     check_source(request.graph)
     target, package = request.target, request.package
@@ -158,7 +161,9 @@ def requantized_manifest(package: Path, report: QuantizeReport, statistics: Path
     ours = report.engine is Engine.NATIVE  # what others compute with is not ours to promise
     calibrated = report.settings.method is Method.GPTQ or not ours
     digest = None if statistics is None else digest_of(statistics)
-    done = Quantized(report.graph, manifest_entry(report), calibrated, ours and report.settings.exact, digest)
+    exact, device = report.settings.exact, report.settings.torch_device
+    libraries = () if device is None else ("torch",)
+    done = Quantized(report.graph, manifest_entry(report), calibrated, ours and exact, digest, libraries)
     return quantized_manifest(earlier, report.files, done)
 
 
@@ -184,6 +189,7 @@ def manifest_entry(report: QuantizeReport) -> dict[str, Any]:
         "budget": settings.budget_nbytes,
         "seed": settings.seed,
         "exact": settings.exact,
+        **({} if settings.device_kind is None else {"torch_device": settings.device_kind}),
         "layers": {
             method: report.count(method) for method in sorted({"gptq", "rtn", "kept", report.algorithm} - {"none"})
         },

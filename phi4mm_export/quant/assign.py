@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from phi4mm_export.errors import UsageError
+from phi4mm_export.quant.algebra import algebra_of
 from phi4mm_export.quant.calibrate import Samples
 from phi4mm_export.quant.codes import Grid
 from phi4mm_export.quant.graph import Graph
@@ -59,7 +60,7 @@ def _gains(
     settings: QuantSettings,
 ) -> dict[str, float]:
     gains: dict[str, float] = {}
-    stages = plan_stages(graph, sites)
+    stages, summing = plan_stages(graph, sites), algebra_of(settings).summing
     streams = None
     if samples is not None:
         streams = Streams(
@@ -69,7 +70,8 @@ def _gains(
         seen = None
         if streams is not None:
             streams.advance(number)
-            seen = moments(streams.captured(number), stage.sites[0].K, flip=stage.sites[0].flip_input)
+            head = stage.sites[0]
+            seen = moments(streams.captured(number), head.K, flip=head.flip_input, summing=summing)
             streams.retire(number)
         for site in stage.sites:
             grids = (low[site.label], high[site.label])

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm_export.errors import UsageError
+from phi4mm_export.quant.algebra import algebra_of
 from phi4mm_export.quant.augment import COPIES, vocabularies, with_random_ids
 from phi4mm_export.quant.bias import Bias
 from phi4mm_export.quant.codes import Codes, Grid
@@ -25,6 +26,7 @@ from phi4mm_export.quant.sites import Site
 from phi4mm_export.quant.spill import Spill
 from phi4mm_export.quant.stages import FLOAT, Stage, Streams, plan_stages
 from phi4mm_export.quant.statistics import SavedStatistics
+from phi4mm_export.quant.torch_device import open_device
 from phi4mm_export.quant.weight import Weight, side_by_side, tiles_of
 
 Watch = Callable[[str], None]
@@ -97,6 +99,7 @@ def calibrate(
     stages = plan_stages(job.graph, job.sites)
     streams = _streams(job, stages, samples)
     keeper = SavedStatistics(save) if save else None
+    summing = algebra_of(job.settings).summing
     outcomes: dict[str, Outcome] = {}
     for number, stage in enumerate(stages):
         known = {site.label: earlier[site.label] for site in stage.sites if site.label in earlier}
@@ -113,7 +116,7 @@ def calibrate(
                 head = stage.sites[0]
                 weights = side_by_side([Weight(job.graph, site) for site in stage.sites])
                 pairs, jobs = streams.captured(number), job.settings.jobs
-                seen = moments(pairs, head.K, flip=head.flip_input, weights=weights, jobs=jobs)
+                seen = moments(pairs, head.K, flip=head.flip_input, weights=weights, jobs=jobs, summing=summing)
             if keeper:
                 keeper.save(number, seen)
             outcomes |= _solve(job, stage, seen, finished, watch)
@@ -232,4 +235,6 @@ def _facts(job: Job, source: Mapping[str, Any], digests: Sequence[str]) -> dict[
     versions = {"numpy": np.__version__}
     if digests:
         versions["onnxruntime"] = str(import_onnxruntime().__version__)
+    if settings.torch_device is not None:
+        versions["torch"] = open_device(settings.torch_device).identity
     return {"settings": chosen, "grids": grids, "source": source, "samples": list(digests), "versions": versions}

@@ -31,6 +31,7 @@ from phi4mm_export.quant.settings import (
 from phi4mm_export.quant.sites import LeftAlone, Site, find_sites
 from phi4mm_export.quant.spill import Spill
 from phi4mm_export.quant.statistics import SavedStatistics
+from phi4mm_export.quant.torch_device import device_memory
 from phi4mm_export.weights.rotation import rotation_size
 from phi4mm_export.weights.threads import one_blas_thread
 
@@ -92,7 +93,7 @@ def quantize_graph(
         if progress is not None:
             progress(QuantProgress(len(done), len(sites), label))
 
-    with _folder(work_dir, target.parent) as folder, one_blas_thread():
+    with _folder(work_dir, target.parent) as folder, one_blas_thread(), device_memory(settings.torch_device):
         spill = Spill(folder / "live")
         samples = None
         if calibrated and statistics is None:

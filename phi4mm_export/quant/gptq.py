@@ -44,6 +44,16 @@ def channel_order(diagonal: F64, block_size: int, order: Order) -> NDArray[np.in
     return np.concatenate(pieces)
 
 
+def blocks_in(order: NDArray[np.int64], block_size: int) -> Iterator[tuple[int, slice]]:
+    """The quantization blocks as they are rounded: which one it is, and its place in the order."""
+    start, size = 0, len(order)
+    while start < size:
+        number = int(order[start]) // block_size
+        stop = start + min(block_size, size - number * block_size)
+        yield number, slice(start, stop)
+        start = stop
+
+
 @dataclass(frozen=True)
 class _Block:
     """One quantization block in the order of rounding: rows start .. stop, and what its rounding needs of V."""
@@ -71,11 +81,10 @@ class Solver:
         self._blocks = list(self._cut(v))
 
     def _cut(self, v: F64) -> Iterator[_Block]:
-        start, size = 0, len(v)
-        while start < size:
-            number = int(self._order[start]) // self._block_size
-            stop = start + min(self._block_size, size - number * self._block_size)
-            corner = v[start:stop, start:stop]
+        size = len(v)
+        for number, rows in blocks_in(self._order, self._block_size):
+            start, stop = rows.start, rows.stop
+            corner = v[rows, rows]
             inverse = solve_upper(corner, np.eye(stop - start), self._math.fine)
             yield _Block(
                 number,
@@ -86,7 +95,6 @@ class Solver:
                 self._math.times(np.ascontiguousarray(inverse.T)),
                 self._math.times(np.ascontiguousarray(v[start:stop, stop:].T)) if stop < size else np.asarray,
             )
-            start = stop
 
     def quantize(self, weight: F64, grid: Grid) -> Codes:
         """weight [K, N] in natural order -> codes in natural order; outputs have nothing to do with each other."""

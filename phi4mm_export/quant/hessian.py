@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,24 +47,63 @@ class Moments:
 Pairs = Iterable[tuple[NDArray[Any] | None, NDArray[Any]]]
 
 
-def moments(pairs: Pairs, channels: int, *, flip: bool, weights: F32 | None = None, jobs: int = 1) -> Moments | None:
+class Sums(Protocol):
+    """The sum of left' right over chunks of rows, or of left' (right weights)."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a chunk, at most."""
+        ...
+
+    def steps(self, left: F32, right: F32) -> list[Callable[[], None]]:
+        """What adds one more chunk; the steps do not touch each other."""
+        ...
+
+    def total(self, sums: F64, mean: F64) -> F64:
+        """Everything added, less the product of sums and mean, rounded to float32 as `statistics` stores it."""
+        ...
+
+    def behind(self) -> F64 | None:
+        """The sum over the rows of right times weights; None without weights."""
+        ...
+
+
+Summing = Callable[[int, F32 | None], Sums]
+"""Makes an empty sum for so many channels, behind weights if there are any."""
+
+
+def sums_in_numpy(channels: int, weights: F32 | None) -> Sums:
+    """An empty sum in this process's memory."""
+    return _Sum(channels, channels) if weights is None else _Through(weights)
+
+
+def moments(
+    pairs: Pairs,
+    channels: int,
+    *,
+    flip: bool,
+    weights: F32 | None = None,
+    jobs: int = 1,
+    summing: Summing = sums_in_numpy,
+) -> Moments | None:
     """Over pairs (exact, quantized) of arrays [..., K]; None when they hold no token.
 
     The last pairs may lack the exact array. flip: the arrays are [K, T]. weights: [K, N]; with less than K outputs in
     all, their drift takes less time and memory than that of the inputs. Values that are not finite make the moments so,
     without a warning.
     """
+    gram, drift = summing(channels, None), summing(channels, weights)
     with np.errstate(invalid="ignore", over="ignore"), ThreadPoolExecutor(jobs) as pool:
-        return _moments(pairs, channels, flip, weights, pool)
+        return _moments(_chunks(pairs, channels, flip, gram.rows), channels, gram, drift, pool)
 
 
-def _moments(pairs: Pairs, channels: int, flip: bool, weights: F32 | None, pool: ThreadPoolExecutor) -> Moments | None:
+def _moments(
+    chunks: Iterator[tuple[F32 | None, F32]], channels: int, gram: Sums, drift: Sums, pool: ThreadPoolExecutor
+) -> Moments | None:
     total, paired = 0, 0
     sum_exact, sum_paired, sum_x = np.zeros(channels), np.zeros(channels), np.zeros(channels)
-    gram = _Sum(channels, channels)
-    drift = _Sum(channels, channels) if weights is None else _Through(weights)
     same, waiting = True, list[Future[None]]()
-    for exact, x in _chunks(pairs, channels, flip):
+    for exact, x in chunks:
         total += len(x)
         found = np.add.reduce(x, axis=0, dtype=np.float64)
         sum_x += found
@@ -88,7 +127,8 @@ def _moments(pairs: Pairs, channels: int, flip: bool, weights: F32 | None, pool:
     mean, mean_exact = sum_paired / paired, sum_exact / paired
     if same:
         return Moments(total, paired, mean_exact, mean, hessian, None)
-    gone = drift.sums / paired if isinstance(drift, _Through) else mean_exact - mean
+    behind = drift.behind()
+    gone = mean_exact - mean if behind is None else behind / paired
     return Moments(total, paired, mean_exact, mean, hessian, drift.total(sum_paired, gone))
 
 
@@ -122,18 +162,20 @@ def _mirrored(values: F64) -> F64:
 class _Sum:
     """The sum of left' right over chunks of rows; when left is right, only its upper triangle is computed."""
 
+    rows = ROWS
+
     def __init__(self, channels: int, outputs: int) -> None:
         self._wide = np.zeros((channels, outputs))
         self._part, self._count = np.zeros((channels, outputs), np.float32), 0
         self._product = np.zeros((channels, outputs), np.float32)
 
     def steps(self, left: F32, right: F32) -> list[Callable[[], None]]:
-        """What adds one more chunk of at most `ROWS` rows; the steps do not touch each other."""
+        """One step for each stripe of the sum."""
         self._count += 1
         return [partial(self._add, left, right, start) for start in range(0, len(self._part), STRIPE)]
 
     def total(self, sums: F64, mean: F64) -> F64:
-        """Everything added, less the product of sums and mean, rounded to float32 as `statistics` stores it."""
+        """As `Sums` says, in place."""
         for start in range(0, len(self._part), STRIPE):
             rows = slice(start, start + STRIPE)
             if self._count % PARTS:
@@ -141,6 +183,10 @@ class _Sum:
             self._wide[rows] -= np.multiply.outer(sums[rows], mean)
             self._wide[rows] = self._wide[rows].astype(np.float32)
         return self._wide
+
+    def behind(self) -> F64 | None:
+        """There are no weights."""
+        return None
 
     def _add(self, left: F32, right: F32, start: int) -> None:
         rows = slice(start, start + STRIPE)
@@ -159,34 +205,38 @@ class _Sum:
 
 
 class _Through(_Sum):
-    """The sum of left' (right weights) over chunks of rows. sums: over the rows of right times weights."""
+    """The sum of left' (right weights) over chunks of rows."""
 
     def __init__(self, weights: F32) -> None:
         super().__init__(*weights.shape)
-        self._weights, self.sums = weights, np.zeros(weights.shape[1])
+        self._weights, self._behind = weights, np.zeros(weights.shape[1])
 
     def steps(self, left: F32, right: F32) -> list[Callable[[], None]]:
-        """What adds one more chunk of at most `ROWS` rows, some outputs in each step."""
+        """One step for each stripe of outputs."""
         self._count += 1
-        return [partial(self._add, left, right, start) for start in range(0, len(self.sums), STRIPE)]
+        return [partial(self._add, left, right, start) for start in range(0, len(self._behind), STRIPE)]
+
+    def behind(self) -> F64 | None:
+        """As summed so far."""
+        return self._behind
 
     def _add(self, left: F32, right: F32, start: int) -> None:
         columns = slice(start, start + STRIPE)
-        moved = np.zeros((len(right), len(self.sums[columns])), np.float32)
+        moved = np.zeros((len(right), len(self._behind[columns])), np.float32)
         with np.errstate(invalid="ignore", over="ignore"):  # of this thread
             for channel in range(0, len(self._weights), ROWS):
                 channels = slice(channel, channel + ROWS)
                 moved += np.matmul(right[:, channels], self._weights[channels, columns])
-        self.sums[columns] += np.add.reduce(moved, axis=0, dtype=np.float64)
+        self._behind[columns] += np.add.reduce(moved, axis=0, dtype=np.float64)
         self._add_product(left, moved, slice(None), columns)
 
 
-def _chunks(pairs: Pairs, channels: int, flip: bool) -> Iterator[tuple[F32 | None, F32]]:
-    """(exact, quantized) in chunks of `ROWS` rows, across samples; the same array twice while the streams agree.
+def _chunks(pairs: Pairs, channels: int, flip: bool, size: int) -> Iterator[tuple[F32 | None, F32]]:
+    """(exact, quantized) in chunks of `size` rows, across samples; the same array twice while the streams agree.
 
     A chunk stays as it is while the next one is made.
     """
-    spare = np.empty((2, 2, ROWS, channels), np.float32)
+    spare = np.empty((2, 2, size, channels), np.float32)
     buffers, spare = spare[0], spare[1]
     filled, moved, lacking = 0, False, False
     for exact, quantized in pairs:
@@ -200,18 +250,18 @@ def _chunks(pairs: Pairs, channels: int, flip: bool) -> Iterator[tuple[F32 | Non
         e = x if exact is quantized or exact is None else _rows(exact, channels, flip)
         at = 0
         while at < len(x):
-            if not filled and len(x) - at >= ROWS and x.dtype == e.dtype == np.float32:
-                rows = slice(at, at + ROWS)
+            if not filled and len(x) - at >= size and x.dtype == e.dtype == np.float32:
+                rows = slice(at, at + size)
                 part = x[rows]
                 yield (None if lacking else e[rows] if moved else part), part
-                at += ROWS
+                at += size
                 continue
-            count = min(ROWS - filled, len(x) - at)
+            count = min(size - filled, len(x) - at)
             if not lacking:
                 buffers[0, filled : filled + count] = e[at : at + count]
             buffers[1, filled : filled + count] = x[at : at + count]
             filled, at = filled + count, at + count
-            if filled == ROWS:
+            if filled == size:
                 yield _chunk(buffers, filled, moved, lacking)
                 buffers, spare = spare, buffers
                 filled = 0

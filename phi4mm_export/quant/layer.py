@@ -10,19 +10,11 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm_export.quant.arithmetic import (
-    EXACT,
-    PLAIN,
-    Arithmetic,
-    NotPositiveDefiniteError,
-    in_parts,
-    solve_upper,
-    solve_upper_transposed,
-    upper_factor,
-)
+from phi4mm_export.quant.algebra import Algebra, Factor, Rounding, algebra_of
+from phi4mm_export.quant.arithmetic import PLAIN, Arithmetic, NotPositiveDefiniteError, in_parts
 from phi4mm_export.quant.codes import Codes, Grid, joined
 from phi4mm_export.quant.finished import Outcome, Solved
-from phi4mm_export.quant.gptq import Solver, channel_order
+from phi4mm_export.quant.gptq import channel_order
 from phi4mm_export.quant.hessian import Moments, rotated_moments
 from phi4mm_export.quant.rtn import round_to_nearest
 from phi4mm_export.quant.settings import Method, QuantSettings
@@ -46,9 +38,9 @@ class _Factor:
     """What all weights of an input share: the damped Hessian's factor, and what follows from it."""
 
     damp: float
-    solver: Solver
+    solver: Rounding
     drift: _Drift
-    math: Arithmetic
+    algebra: Algebra
 
 
 def solve_stage(
@@ -74,7 +66,8 @@ def _solved(both: Sequence[tuple[Weight, Grid]], seen: Moments | None, settings:
     sizes = {grid.rotation for _, grid in both}
     inputs = {size: rotated_moments(seen, size, jobs=settings.jobs) if size else seen for size in sizes}
     kinds = {(grid.block_size, grid.rotation) for _, grid in both}
-    factors = {kind: _factor(inputs[kind[1]], kind[0], settings) for kind in sorted(kinds)}
+    algebra = algebra_of(settings)
+    factors = {kind: _factor(inputs[kind[1]], kind[0], algebra, settings) for kind in sorted(kinds)}
     solved: list[Solved] = []
     first = 0
     for weight, grid in both:
@@ -87,9 +80,8 @@ def _solved(both: Sequence[tuple[Weight, Grid]], seen: Moments | None, settings:
     return solved
 
 
-def _factor(seen: Moments, block_size: int, settings: QuantSettings) -> _Factor | None:
+def _factor(seen: Moments, block_size: int, algebra: Algebra, settings: QuantSettings) -> _Factor | None:
     """Raise the damping tenfold, up to `MAX_DAMP`, until the factor exists."""
-    math = EXACT if settings.exact else PLAIN
     diagonal = np.diagonal(seen.hessian)
     mean = float(np.add.reduce(diagonal)) / len(diagonal)
     order = channel_order(diagonal, block_size, settings.order)
@@ -98,13 +90,14 @@ def _factor(seen: Moments, block_size: int, settings: QuantSettings) -> _Factor 
         damped = seen.hessian[np.ix_(order, order)]
         damped[np.diag_indices(len(damped))] += damp * mean if mean > 0 else 1.0
         try:
-            v = upper_factor(damped, math, jobs=settings.jobs)
+            v = algebra.factor(damped)
         except NotPositiveDefiniteError:
             if damp == MAX_DAMP:
                 return None
             damp = min(10 * damp, MAX_DAMP)
             continue
-        return _Factor(damp, Solver(block_size, math, order, v), _Drift.of(seen, order, v, math, settings.jobs), math)
+        solver = algebra.solver(block_size, order, v)
+        return _Factor(damp, solver, _Drift.of(seen, order, v, algebra, settings.jobs), algebra)
 
 
 @dataclass(frozen=True)
@@ -119,23 +112,24 @@ class _Drift:
     """From some outputs of the weights, side by side as they are, and which these are."""
 
     @staticmethod
-    def of(seen: Moments, order: NDArray[np.int64], v: F64, math: Arithmetic, jobs: int) -> _Drift:
+    def of(seen: Moments, order: NDArray[np.int64], v: Factor, algebra: Algebra, jobs: int) -> _Drift:
         """With more outputs than channels the system is solved once for all of them, else for some at a time."""
-        drift, size = seen.drift, len(v)
+        drift, size = seen.drift, len(order)
         if drift is None or seen.paired < MIN_TOKENS_PER_CHANNEL * size:
             return _Drift(lambda weight, _: weight)
         share = TARGET_SHARE * seen.tokens / seen.paired
 
         def solved(outputs: slice) -> F64:
-            half = solve_upper(v, drift[order, outputs], math.coarse)
-            x = np.empty_like(half)
-            x[order] = solve_upper_transposed(v, half, math.coarse)
+            found = algebra.solve(v, drift[order, outputs])
+            x = np.empty_like(found)
+            x[order] = found
             return share * x
 
         if drift.shape[1] < size:
             return _Drift(lambda weight, outputs: weight + solved(outputs))
         with ThreadPoolExecutor(jobs) as pool:
-            times = math.times(np.concatenate(list(pool.map(solved, tiles_of(size))), axis=1))
+            parts = list(pool.map(solved, tiles_of(size, algebra.tile_outputs)))
+        times = algebra.math.times(np.concatenate(parts, axis=1))
         return _Drift(lambda weight, _: weight + times(weight))
 
 
@@ -143,7 +137,8 @@ def _calibrated(
     weight: Weight, first: int, grid: Grid, seen: Moments, factor: _Factor, settings: QuantSettings
 ) -> Solved:
     """first: the outputs of the stage's weights before this one."""
-    started = perf_counter()
+    started, algebra = perf_counter(), factor.algebra
+    math = algebra.math
 
     def one(outputs: slice) -> tuple[Codes, F64, F64]:
         wide = weight.columns(outputs).astype(np.float64)
@@ -153,12 +148,12 @@ def _calibrated(
         values = codes.values()
         bias = np.zeros(wide.shape[1])
         if settings.bias_correction:
-            bias = factor.math.fine(seen.mean_exact[None], wide)[0] - factor.math.fine(seen.mean[None], values)[0]
+            bias = math.fine(seen.mean_exact[None], wide)[0] - math.fine(seen.mean[None], values)[0]
         return codes, bias, _judged(weight, outputs, wide, values, replace(grid, rotation=0))
 
     with ThreadPoolExecutor(settings.jobs) as pool:
-        parts, biases, judged = zip(*pool.map(one, weight.tiles()), strict=True)
-    before, after = _relative(np.concatenate(judged, axis=2), seen, factor.math, settings.jobs)
+        parts, biases, judged = zip(*pool.map(one, weight.tiles(algebra.tile_outputs)), strict=True)
+    before, after = _relative(np.concatenate(judged, axis=2), seen, math, settings.jobs)
     dead = int(np.count_nonzero(np.diagonal(seen.hessian) <= 0))
     reason = f"{dead} of {weight.size} input channels never vary" if dead else ""
     bias, seconds = np.concatenate(biases), perf_counter() - started

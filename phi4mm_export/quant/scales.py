@@ -34,7 +34,7 @@ class Corner:
 
     turned: F64
     rough: F64
-    """The same over a power of two that makes its largest value 1, with so few bits a row that products with codes are
+    """The same over a power of two that makes its largest value 1. With few bits a row, its products with codes are
     exact in float32: on every machine the same choices."""
 
     @staticmethod
@@ -44,14 +44,18 @@ class Corner:
         _, exponent = np.frexp(np.abs(turned).max())
         return Corner(turned, np.ldexp(turned, -int(exponent)))
 
+    def rough_for(self, grid: Grid) -> F64:
+        """`rough` with the bits that products with this grid's codes leave it."""
+        return kept_bits(self.rough, F32_BITS - grid.bits - (len(self.rough) - 1).bit_length())
+
 
 def best_choices(target: F64, corner: Corner, grid: Grid, math: Arithmetic, count: int) -> Choice:
     """The `count` choices per output with the least error when all rows are rounded at once, best first.
 
     target [b, N] -> scales and zeros [count, N].
     """
-    size, width = target.shape
-    turned = kept_bits(corner.rough, F32_BITS - grid.bits - (size - 1).bit_length())
+    width = target.shape[1]
+    turned = corner.rough_for(grid)
     _, exponent = np.frexp(np.maximum.reduce(np.abs(target), axis=0))
     unit = np.ldexp(1.0, exponent)
     scaled = target / unit
@@ -60,8 +64,8 @@ def best_choices(target: F64, corner: Corner, grid: Grid, math: Arithmetic, coun
         scaled.astype(np.float32),
         turned.astype(np.float32),
     )
-    scale, zero = _candidates(target, grid)
-    scale = grid.stored(scale)
+    all_tried = candidates(np.maximum.reduce(target, axis=0), np.minimum.reduce(target, axis=0), grid)
+    scale, zero = all_tried.scale, all_tried.zero
     losses = np.empty((len(scale), width), np.float32)
     q, gap = np.empty_like(rows), np.empty_like(rows)
     for number, (tried, origin) in enumerate(zip(scale, zero, strict=True)):
@@ -75,16 +79,15 @@ def best_choices(target: F64, corner: Corner, grid: Grid, math: Arithmetic, coun
     return Choice(np.take_along_axis(scale, best, axis=0), np.take_along_axis(zero, best, axis=0))
 
 
-def _candidates(target: F64, grid: Grid) -> tuple[F64, F64]:
-    """Scales and zeros [choices, N]."""
-    high, low = np.maximum.reduce(target, axis=0), np.minimum.reduce(target, axis=0)
+def candidates(high: F64, low: F64, grid: Grid) -> Choice:
+    """What is tried for outputs with these largest and smallest values [N]: scales and zeros [choices, N]."""
     if grid.symmetric:
         peak = np.asarray(np.where(high >= -low, high, low), np.float64) / grid.half
         scales = np.array([sign * share * peak for share in SHRINK for sign in (-1.0, 1.0)])
-        return scales, np.full_like(scales, float(grid.half))
+        return Choice(grid.stored(scales), np.full_like(scales, float(grid.half)))
     high, low = np.maximum(high, 0.0), np.minimum(low, 0.0)
     pairs = [_range(low * share, high * share, grid) for share in SHRINK]
-    return np.array([step for step, _ in pairs]), np.array([zero for _, zero in pairs])
+    return Choice(grid.stored(np.array([step for step, _ in pairs])), np.array([zero for _, zero in pairs]))
 
 
 def _range(low: F64, high: F64, grid: Grid) -> tuple[F64, F64]:

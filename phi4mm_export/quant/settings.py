@@ -31,6 +31,7 @@ class QuantSettings:
     rotate: mix groups of 128 input channels before each product, so that no single channel decides a block's scale.
     pad_for_cuda: widen hidden layers to what CUDA's fast kernel takes; computes the same.
     exact: from the calibration statistics on, the same bits on every BLAS kernel and for every number of its threads.
+    torch_device: do the linear algebra of gptq in torch on this device, in arithmetic that is not exact.
     """
 
     method: Method = Method.GPTQ
@@ -51,6 +52,7 @@ class QuantSettings:
     augment: bool = True
     rotate: bool = False
     pad_for_cuda: bool = False
+    torch_device: str | None = None
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
@@ -67,6 +69,27 @@ class QuantSettings:
             raise UsageError(f"the seed {self.seed} was asked for", fix="choose 0 or more")
         if self.jobs < 1:
             raise UsageError(f"{self.jobs} jobs were asked for", fix="choose 1 or more")
+        if self.torch_device is not None:
+            self._refuse_torch_device_beside_others(f"--torch-device {self.torch_device}")
+
+    @property
+    def device_kind(self) -> str | None:
+        """The kind of the torch device, whichever of its kind it is: "cuda" of "cuda:1"."""
+        return None if self.torch_device is None else self.torch_device.partition(":")[0]
+
+    def _refuse_torch_device_beside_others(self, where: str) -> None:
+        if self.method is not Method.GPTQ:
+            raise UsageError(
+                "expected the method gptq, which alone has linear algebra to do there, found another",
+                where=where,
+                fix="leave --torch-device out",
+            )
+        if self.exact:
+            raise UsageError(
+                "expected arithmetic whose bits may be those of the device, found exact arithmetic",
+                where=where,
+                fix="leave --torch-device out, or set exact=False",
+            )
 
 
 class CalibrationReader(Protocol):

@@ -31,9 +31,9 @@ class Weight:
         self._source = source if streamed else None
         self._stored = None if streamed else graph.constant(site.weight)
 
-    def tiles(self) -> Iterator[slice]:
+    def tiles(self, most: int = TILE_OUTPUTS) -> Iterator[slice]:
         """Ranges of outputs that make up the whole."""
-        return tiles_of(self.width)
+        return tiles_of(self.width, most)
 
     def columns(self, outputs: slice) -> F32:
         """float32 [K, n] of a range of outputs. Raises CheckpointError for values that are not finite."""
@@ -71,10 +71,10 @@ class Weight:
         return self._source.columns(outputs.start, outputs.stop, self.width)
 
 
-def tiles_of(width: int) -> Iterator[slice]:
+def tiles_of(width: int, most: int = TILE_OUTPUTS) -> Iterator[slice]:
     """Ranges that make up the whole: one, or an even number of the same width, so that two workers end together."""
-    pairs = -(-width // (2 * TILE_OUTPUTS))
-    size = width if width <= TILE_OUTPUTS else -(-width // (2 * pairs))
+    pairs = -(-width // (2 * most))
+    size = width if width <= most else -(-width // (2 * pairs))
     return (slice(start, min(start + size, width)) for start in range(0, width, size))
 
 

@@ -89,7 +89,8 @@ class ExportChoices:
 class QuantizeChoices:
     """Table [quantize.COMPONENT]: as the options of `phi4mm quantize`.
 
-    calibration: samples of this graph alone, in place of the recipe's; max_rel_l2: the gate on samples left out.
+    calibration: samples of this graph alone, in place of the recipe's; max_rel_l2: the gate on samples left out;
+    torch_device: recorded by its kind, whichever of its kind it was.
     """
 
     method: Method = Method.GPTQ
@@ -106,6 +107,7 @@ class QuantizeChoices:
     exclude: tuple[str, ...] = ()
     accuracy_level: int | None = None
     seed: int = 0
+    torch_device: str | None = None
     max_rel_l2: float = 0.5
     calibration: str | None = None
 
@@ -222,7 +224,11 @@ class BuildRecipe:
     def recorded(self) -> dict[str, Any]:
         """The recipe as a package's manifest holds it: plain values, no places of this machine."""
         quantize = {
-            part: replace(each, calibration=_kind_of(each.calibration) if each.calibration else None)
+            part: replace(
+                each,
+                calibration=_kind_of(each.calibration) if each.calibration else None,
+                torch_device=each.torch_device.partition(":")[0] if each.torch_device else None,
+            )
             for part, each in self.quantize.items()
         }
         evaluate = replace(

@@ -154,6 +154,7 @@ QUANTIZE = {
     "exclude": TEXTS,
     "accuracy_level": _integer(0, 4),
     "seed": _integer(0),
+    "torch_device": TEXT,
     "max_rel_l2": ABOVE_ZERO,
     "calibration": TEXT,
 }
