@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from phi4mm_export.checks.report import Finding, error
 from phi4mm_export.errors import PackageError
 from phi4mm_export.graphs.onnx_file import load_graph
-from phi4mm_export.package.graph_io import GraphIo, graph_io
+from phi4mm_export.package.graph_io import GraphIo, model_io
 from phi4mm_export.spec.contract import FILE_NAMES, Component, PackageLayout
 from phi4mm_export.spec.json_text import BYTE_ORDER_MARK, parse_object, read_bytes
 from phi4mm_export.spec.on_disk import is_file, is_inside_name, real_path
@@ -176,4 +176,4 @@ def _load(path: Path, file: str, component: Component | None) -> OpenedGraph:
             fix="keep the weights in external data",
         )
     model = load_graph(path, where=file)
-    return OpenedGraph(file, path, model, graph_io(model.graph), component)
+    return OpenedGraph(file, path, model, model_io(model), component)

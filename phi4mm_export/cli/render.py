@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from phi4mm_export.errors import Phi4mmError
+from phi4mm_export.errors import ExitCode, Phi4mmError
 
 LINE_EVERY_S = 10.0
 """Without a terminal, progress is one line per this many seconds."""
@@ -95,26 +95,37 @@ def hang_up() -> None:
 def error(err: BaseException) -> None:
     """One sentence on stderr; one JSON object with --json, one annotation with --format github."""
     asked = _asked_format(sys.argv)
-    if isinstance(err, Phi4mmError) and asked == "json":
-        print(err.as_json(), file=sys.stderr)
+    if asked == "json":
+        print(err.as_json() if isinstance(err, Phi4mmError) else _foreign_json(err), file=sys.stderr)
     elif asked == "github":
         from phi4mm_export.cli.github import error_line
 
         print(error_line(err), file=sys.stderr)
-    elif isinstance(err, KeyboardInterrupt):
-        print("interrupted: nothing was left under the target name", file=sys.stderr)
     elif isinstance(err, Phi4mmError):
         print(f"error: {err}", file=sys.stderr)
-    elif isinstance(err, MemoryError):
-        print("error: the machine ran out of memory; free some, or lower --jobs", file=sys.stderr)
-    elif isinstance(err, OSError):
-        place = f"{err.filename}: " if err.filename else ""
-        print(f"error: {place}{err.strerror or err}", file=sys.stderr)
     else:
-        print(
-            f"error: {type(err).__name__}: {err}; this is a bug of phi4mm: run again with PHI4MM_DEBUG=1 and report it",
-            file=sys.stderr,
-        )
+        code, what, where, fix = _foreign(err)
+        start = "" if code == ExitCode.INTERRUPTED else "error: "
+        print(start + (f"{where}: " if where else "") + what + (f"; {fix}" if fix else ""), file=sys.stderr)
+
+
+def _foreign(err: BaseException) -> tuple[ExitCode, str, str, str]:
+    """Exit code, what, where and how to go on, of an exception that is none of ours."""
+    if isinstance(err, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED, "interrupted: nothing was left under the target name", "", ""
+    if isinstance(err, MemoryError):
+        return ExitCode.SYSTEM, "the machine ran out of memory", "", "free some, or lower --jobs"
+    if isinstance(err, OSError):
+        return ExitCode.SYSTEM, str(err.strerror or err), str(err.filename or ""), ""
+    advice = "this is a bug of phi4mm: run again with PHI4MM_DEBUG=1 and report it"
+    return ExitCode.BUG, f"{type(err).__name__}: {err}", "", advice
+
+
+def _foreign_json(err: BaseException) -> str:
+    """Such an exception in the form of Phi4mmError.as_json."""
+    code, what, where, fix = _foreign(err)
+    body = {"error": type(err).__name__, "exit_code": int(code), "what": what, "where": where, "fix": fix}
+    return json.dumps(body, ensure_ascii=False)
 
 
 def _asked_format(words: list[str]) -> str:

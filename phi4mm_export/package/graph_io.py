@@ -6,7 +6,7 @@ Reads the protobuf only; external data is neither opened nor required.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,9 @@ from phi4mm_export.graphs.onnx_file import load_graph
 
 if TYPE_CHECKING:
     import onnx
+
+FIRST_OVERRIDABLE_IR = 4
+"""Version of ONNX's format from which on an initializer that is an input as well is a default to be replaced."""
 
 Dim = int | str | None
 """A static dim, the name of a symbolic one, or None for a dim of which nothing is said."""
@@ -79,7 +82,13 @@ def read_graph_io(path: Path, *, where: str | None = None, error: type[Phi4mmErr
 
     Raises `error` for a missing file, a Git LFS pointer, or bytes that are no ONNX model.
     """
-    return graph_io(load_graph(path, where=where, error=error).graph)
+    return model_io(load_graph(path, where=where, error=error))
+
+
+def model_io(model: onnx.ModelProto) -> GraphIo:
+    """The border of a parsed model. Where every initializer has to be an input as well, a caller can replace none."""
+    border = graph_io(model.graph)
+    return border if model.ir_version >= FIRST_OVERRIDABLE_IR else replace(border, overridable=())
 
 
 def graph_io(graph: onnx.GraphProto) -> GraphIo:

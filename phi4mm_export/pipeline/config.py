@@ -16,7 +16,7 @@ from phi4mm_export.errors import PackageError, UsageError, some
 from phi4mm_export.graphs.onnx_file import load_graph
 from phi4mm_export.package.cache_names import grows_by_concat
 from phi4mm_export.package.configs import ConfigOptions, runtime_configs
-from phi4mm_export.package.graph_io import GraphIo, graph_io
+from phi4mm_export.package.graph_io import GraphIo, model_io
 from phi4mm_export.package.map_graphs import GraphMap, component_of, map_graph, stand_ins
 from phi4mm_export.package.replace import replace_files, with_manifest
 from phi4mm_export.package.tokenizer import OPTIONAL_FILES, REQUIRED_FILES, read_added_tokens
@@ -174,7 +174,7 @@ def _choose_graphs(package: Path) -> tuple[dict[Component, _Graph], list[str]]:
         except PackageError as err:
             broken.append(err)
             continue
-        graph = _Graph(file, model, graph_io(model.graph))
+        graph = _Graph(file, model, model_io(model))
         part = component_of(graph.io)
         if part is None:
             remarks.append(f"{file}: not recognised as one of the four graphs, left aside")

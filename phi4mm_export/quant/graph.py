@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from phi4mm_export.errors import CheckpointError, PackageError, some
 from phi4mm_export.graphs.onnx_file import load_graph
+from phi4mm_export.package.graph_io import FIRST_OVERRIDABLE_IR
 from phi4mm_export.package.tensor_bytes import TensorBytes, inlined, safe_bytes
 
 if TYPE_CHECKING:
@@ -117,8 +118,26 @@ def read_graph(path: Path) -> Graph:
             where=path.name,
             fix="write the graph again",
         )
+    _without_constant_inputs(model)
     constants = _take_constants(model.graph)
     return graph_of(path, model, constants)
+
+
+def _without_constant_inputs(model: onnx.ModelProto) -> None:
+    """Bring a graph of IR version 3 or below to version 4, under which a constant need not be an input as well.
+
+    Below version 4 every initializer is listed among the inputs, and no caller may replace one.
+    """
+    if model.ir_version >= FIRST_OVERRIDABLE_IR:
+        return
+    constant = {tensor.name for tensor in model.graph.initializer}
+    constant |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+    fed = [
+        type(value).FromString(value.SerializeToString()) for value in model.graph.input if value.name not in constant
+    ]
+    del model.graph.input[:]
+    model.graph.input.extend(fed)
+    model.ir_version = FIRST_OVERRIDABLE_IR
 
 
 def graph_of(path: Path, model: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]) -> Graph:

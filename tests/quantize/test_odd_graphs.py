@@ -10,6 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from phi4mm_export.errors import CheckpointError
+from phi4mm_export.package.graph_io import read_graph_io
 from phi4mm_export.quant.engine import Method, QuantSettings, quantize_graph
 from phi4mm_export.quant.graph import read_graph
 from tests.quantize.small_graphs import Reader, feeds, matrix, nodes_of, relative, run, save, two_layers
@@ -179,3 +180,26 @@ def test_a_constant_of_an_unknown_element_type_is_refused_by_name(tmp_path: Path
     onnx.save(helper.make_model(helper.make_graph([node], "g", [], [output], [tensor])), path)
     with pytest.raises(CheckpointError, match=r"m\.onnx: w: .*33"):
         read_graph(path).constant("w")
+
+
+def test_constants_that_an_old_graph_lists_among_its_inputs_are_quantized(tmp_path: Path) -> None:
+    source = save(
+        tmp_path / "m.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"w": matrix(64, 40)},
+        channels=64,
+        width=40,
+    )
+    model = onnx.load(source)
+    model.ir_version = 3
+    model.opset_import[0].version = 8
+    model.graph.input.append(helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [64, 40]))
+    onnx.save(model, source)
+    result = quantize_graph(
+        source, tmp_path / "q.onnx", reader=Reader(feeds(4, 64, seed=1)), settings=QuantSettings(block_size=32)
+    )
+    assert [layer.method_used for layer in result.layers] == ["gptq"]
+    onnx.checker.check_model(str(tmp_path / "q.onnx"))
+    inputs = feeds(1, 64, seed=2)
+    assert relative(run(tmp_path / "q.onnx", inputs), run(source, inputs)) < 0.2
+    assert read_graph_io(tmp_path / "q.onnx") == read_graph_io(source)
