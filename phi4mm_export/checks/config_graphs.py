@@ -56,6 +56,10 @@ _FIXED_INPUTS = {Component.VISION: "image_attention_mask", Component.EMBEDDING: 
 """Names that og binds literally, whatever the config says."""
 
 
+_DEFAULT_PROCESSORS = {"vision": "processor_config.json", "speech": "speech_processor.json"}
+"""What the runtime opens where config_filename is left out."""
+
+
 def check_config_against_graphs(package: OpenedPackage) -> Iterator[Finding]:
     """Findings that need both the config and the graphs' borders."""
     if not package.config:
@@ -84,6 +88,8 @@ def _files(package: OpenedPackage) -> Iterator[Finding]:
                 yield error(
                     "C340", where, "the runtime needs a file name here", expected="the graph's file", found=file
                 )
+            if key == "config_filename" and values.get("filename"):
+                yield from _default_processor(package, section, where)
             if not isinstance(file, str) or not file:
                 continue
             if not is_inside_name(file):
@@ -102,6 +108,22 @@ def _files(package: OpenedPackage) -> Iterator[Finding]:
     folder = model.get("tokenizer_dir") if isinstance(model, dict) else None
     if isinstance(folder, str) and folder and not is_inside_name(folder):
         yield error("C341", f"{CONFIG_FILE}: model.tokenizer_dir", "the folder leaves the package", found=repr(folder))
+
+
+def _default_processor(package: OpenedPackage, section: str, where: str) -> Iterator[Finding]:
+    """A tower's processor file without a name in the config: the runtime opens the one it has built in."""
+    file = package.section(section).get("config_filename")
+    taken = "" if file == "" else _DEFAULT_PROCESSORS.get(section)
+    if file or taken is None or (taken and is_file(package.folder / taken)):
+        return
+    yield error(
+        "C349",
+        where,
+        f"the runtime opens {taken}, which is not there" if taken else "the runtime needs a file name here",
+        expected=f"the name of the {section} processor's file",
+        found="no key" if file is None else repr(file),
+        fix="name the file (phi4mm config does)",
+    )
 
 
 def _names(package: OpenedPackage, component: Component, graph: OpenedGraph) -> Iterator[Finding]:

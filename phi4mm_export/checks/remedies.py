@@ -13,7 +13,7 @@ from typing import Any
 from phi4mm_export.checks.decoder_facts import decoder_facts
 from phi4mm_export.checks.opened import OpenedPackage
 from phi4mm_export.checks.report import Finding
-from phi4mm_export.checks.section_names import mapped_names
+from phi4mm_export.checks.section_names import PROCESSOR_FILES, mapped_names
 from phi4mm_export.checks.session_options import normalized_provider, provider_names
 from phi4mm_export.checks.sizes import PRESENT_KEYS, graph_sizes
 from phi4mm_export.package.json_edit import REMOVE, Change, path_of, value_at
@@ -199,6 +199,11 @@ def _section(sick: Sick, _finding: Finding, path: Path) -> Iterator[Change]:
         yield Change(path[:2], {"filename": "", "config_filename": ""})
 
 
+def _processor_file(_sick: Sick, _finding: Finding, path: Path) -> Iterator[Change]:
+    """The published name of a tower's processor file."""
+    yield Change(path, PROCESSOR_FILES[Component(str(path[1]))])
+
+
 REMEDIES: Mapping[str, Remedy] = {
     "C302": _refused,
     "C311": _set("phi4mm"),
@@ -214,6 +219,8 @@ REMEDIES: Mapping[str, Remedy] = {
     "C321": _set(0),
     "C322": _set(1),
     "C323": _set(1),
+    "C324": _remove,
+    "C325": _remove,
     "C330": _one_provider_each,
     "C331": _provider,
     "C332": _set({}),
@@ -227,6 +234,7 @@ REMEDIES: Mapping[str, Remedy] = {
     "C344": _names,
     "C345": _remove,
     "C347": _names,
+    "C349": _processor_file,
     "C350": _size,
     "C351": _size,
     "C352": _set(False),

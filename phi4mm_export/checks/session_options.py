@@ -13,6 +13,7 @@ from typing import Any
 from phi4mm_export.checks.opened import CONFIG_FILE, OpenedPackage
 from phi4mm_export.checks.report import Finding, error, note, warning
 from phi4mm_export.errors import some
+from phi4mm_export.spec.on_disk import is_file, is_inside_name
 
 PROVIDERS = (
     "CPU",
@@ -66,6 +67,7 @@ def _session(package: OpenedPackage, name: str) -> Iterator[Finding]:
     options = section.get("session_options")
     place = f"{CONFIG_FILE}: model.{name}.session_options"
     if isinstance(options, dict):
+        yield from _plain_options(package, place, options)
         entries = options.get("provider_options")
         for index, entry in enumerate(entries if isinstance(entries, list) else []):
             if isinstance(entry, dict):
@@ -89,6 +91,30 @@ def _session(package: OpenedPackage, name: str) -> Iterator[Finding]:
                 found=entries,
             )
     yield from _run_options(package, name)
+
+
+def _plain_options(package: OpenedPackage, place: str, options: Mapping[str, Any]) -> Iterator[Finding]:
+    """Options that belong to no provider, and whose values end the load."""
+    level = options.get("log_severity_level")
+    if isinstance(level, int | float) and level not in range(5):
+        yield error(
+            "C324",
+            f"{place}.log_severity_level",
+            "ONNX Runtime refuses the level",
+            expected="0 to 4",
+            found=level,
+        )
+    library = options.get("custom_ops_library")
+    if isinstance(library, str) and library:
+        there = is_inside_name(library) and is_file(package.folder / library)
+        yield (warning if there else error)(
+            "C325",
+            f"{place}.custom_ops_library",
+            "the runtime loads and runs this library"
+            + ("" if there else ", which is not in the package: the load fails where it is not installed"),
+            expected="no key: the operators of ONNX Runtime suffice for this model",
+            found=repr(library),
+        )
 
 
 def _provider(where: str, provider: str, values: Mapping[str, Any]) -> Iterator[Finding]:

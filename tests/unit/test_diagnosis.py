@@ -40,6 +40,10 @@ def _providers(*entries: object) -> Break:
     return lambda c: _decoder(c)["session_options"].update(provider_options=list(entries))
 
 
+def _option(key: str, value: object) -> Break:
+    return lambda c: _decoder(c)["session_options"].update({key: value})
+
+
 CONFIG_FAULTS: dict[str, tuple[str, Break]] = {
     "an unknown key": ("C302", lambda c: c["model"].update(foo=1)),
     "a misspelt key": ("C302", lambda c: c["search"].update(top_kk=c["search"].pop("top_k"))),
@@ -61,6 +65,11 @@ CONFIG_FAULTS: dict[str, tuple[str, Break]] = {
     "max_length null": ("C320", lambda c: c["search"].update(max_length=None)),
     "min above max": ("C321", lambda c: c["search"].update(min_length=131072, max_length=10)),
     "beams": ("C322", lambda c: c["search"].update(num_beams=3)),
+    "a log level of 9": ("C324", _option("log_severity_level", 9)),
+    "a library that is elsewhere": ("C325", _option("custom_ops_library", "libours.so")),
+    "no name of the image processor": ("C349", lambda c: c["model"]["vision"].pop("config_filename")),
+    "an empty name of the image processor": ("C349", lambda c: c["model"]["vision"].update(config_filename="")),
+    "an empty name of the audio processor": ("C349", lambda c: c["model"]["speech"].update(config_filename="")),
     "batches": ("C323", lambda c: c["search"].update(batch_size=2)),
     "options of the CPU": ("C332", _providers({"CPU": {"a": "b"}})),
     "an unknown provider": ("C331", _providers({"nosuch": {}})),
