@@ -82,6 +82,7 @@ CAUSES: dict[str, Cause] = {
     "C323": Cause("batches do not work with media", "one prompt is cut into rows without an error"),
     "C324": Cause("a log level that ONNX Runtime does not have", "session_log_severity_level >= 0 && ..."),
     "C325": Cause("a library of custom operators is loaded", "Failed to load library ..."),
+    "C326": Cause("a number of answers, beams or rows that the runtime refuses", "... must be in [1, 1]"),
     "C331": Cause("a provider that the runtime does not know", "Unknown provider name '...'"),
     "C332": Cause("options for the CPU provider", "the load is refused"),
     "C333": Cause("a CUDA device other than 0", "the load dies with a CUDNN stream mismatch", _DEVICE),
@@ -112,6 +113,7 @@ CAUSES: dict[str, Cause] = {
         "long clips are cut after 30 seconds", "the end of a recording is missing", (f"{_EXT}#994", f"{_EXT}#1053")
     ),
     "C410": Cause("a processor attribute that the operator refuses", "Invalid config: ... / Invalid argument"),
+    "C413": Cause("an interpolation that is not the published one", "Invalid interpolation: ..."),
     "C412": Cause("a processor value of another kind", "std::get: wrong index for variant"),
     "C500": Cause("a tokenizer file is missing or broken", "Invalid file: .../tokenizer.json"),
     "C501": Cause(

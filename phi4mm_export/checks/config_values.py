@@ -177,6 +177,21 @@ def _search(search: Any, model: Mapping[str, Any]) -> Iterator[Finding]:
                 expected=f"at most {length}",
                 found=search["min_length"],
             )
+    yield from _counts(search)
+
+
+def _counts(search: Mapping[str, Any]) -> Iterator[Finding]:
+    """Beams, answers and rows of a batch: this model type has one of each."""
+    for key, most in (("num_beams", None), ("num_return_sequences", 1), ("batch_size", 32)):
+        count = search.get(key)
+        if _number(count) and (count < 1 or (most is not None and count > most)):
+            yield error(
+                "C326",
+                f"{CONFIG_FILE}: search.{key}",
+                "the runtime refuses to open a generator with this number",
+                expected=1 if most in (None, 1) else f"1 to {most}",
+                found=count,
+            )
     beams = search.get("num_beams", 1)
     if _number(beams) and beams > 1:
         yield error(
@@ -186,7 +201,7 @@ def _search(search: Any, model: Mapping[str, Any]) -> Iterator[Finding]:
             expected=1,
             found=beams,
         )
-    if _number(search.get("batch_size")) and search["batch_size"] > 1:
+    if _number(search.get("batch_size")) and 1 < search["batch_size"] <= 32:
         yield warning(
             "C323",
             f"{CONFIG_FILE}: search.batch_size",

@@ -54,6 +54,14 @@ def _vision(file: str, document: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _structure(file, document, published, "processor", "transforms", operations)
     resolutions = {}
     for operation in operations:
+        if operation.kind == _VISION and operation.attrs.get("interpolation", "CUBIC") != "CUBIC":
+            yield error(
+                "C413",
+                f"{operation.where}.interpolation",
+                "the published package says CUBIC; a word that the runtime does not know ends the load",
+                expected="CUBIC",
+                found=operation.attrs["interpolation"],
+            )
         if operation.kind == _PREPROCESS:
             yield from _unknown(operation, {"dynamic_hd", "dyhd_base_resolution"})
             yield from _whole(operation, "dynamic_hd", 1)

@@ -221,6 +221,7 @@ REMEDIES: Mapping[str, Remedy] = {
     "C323": _set(1),
     "C324": _remove,
     "C325": _remove,
+    "C326": _set(1),
     "C330": _one_provider_each,
     "C331": _provider,
     "C332": _set({}),

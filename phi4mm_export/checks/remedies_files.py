@@ -97,6 +97,7 @@ REMEDIES: Mapping[str, Remedy] = {
     "C406": _set(0),
     "C407": _set(AUDIO_RATE),
     "C408": _set("RGB"),
+    "C413": _set("CUBIC"),
     "C410": _remove,
     "C411": _crops,
     "C412": _kind,
